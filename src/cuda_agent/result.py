@@ -149,6 +149,7 @@ class Result:
         scaled_error: {"max", "rms"} of e(y) against the float64 reference (track matched).
         error_budget: {"max", "rms"} allowed.
         seconds: wall time by phase.
+        inputs: for each input case, the verified inputs as ``float32[8,64]`` (non-tensors as repr).
         task_hash, candidate_hash: content hashes.
         confidence: {"eager": [low, high], "compile": [low, high]}: 95 % intervals of the speed-ups.
     """
@@ -180,6 +181,7 @@ class Result:
     scaled_error: Mapping[str, float] | None = None
     error_budget: Mapping[str, float] | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    inputs: tuple[tuple[str, ...], ...] = ()
     task_hash: str | None = None
     candidate_hash: str | None = None
     confidence: Mapping[str, Sequence[float]] | None = None
@@ -218,6 +220,7 @@ class Result:
         values["notes"] = tuple(values.get("notes", ()))
         for name in ("candidate_us", "kernel_us", "wall_us", "eager_us", "compile_us"):
             values[name] = _times(values.get(name))
+        values["inputs"] = tuple(tuple(case) for case in values.get("inputs", ()))
         values["cases"] = tuple(_case(c) for c in values.get("cases", ()))
         return cls(**values)
 
