@@ -222,3 +222,12 @@ def test_zero_dimensional_and_empty_outputs():
     report = matched(torch.tensor(2.5), torch.tensor(2.0), torch.tensor(2.0).double())
     assert "[] got 2.5, expected 2" in report.detail
     assert matched(torch.zeros(0, 4), torch.zeros(0, 4), torch.zeros(0, 4).double()).ok
+
+
+def test_eight_bit_floats():
+    expected = torch.tensor([1.0, 2.0, math.nan]).to(torch.float8_e4m3fn)
+    assert matched(expected.clone(), expected, expected.double()).ok
+    assert not matched(
+        torch.tensor([1.0, 3.0, math.nan]).to(torch.float8_e4m3fn), expected, expected.double()
+    ).ok
+    assert not matched(torch.tensor([1.0, 2.0, 0.0]).to(torch.float8_e4m3fn), expected, expected.double()).ok

@@ -184,6 +184,11 @@ def _wide(piece: Tensor) -> Tensor:
     return piece.to(torch.float64)
 
 
+def _finite(piece: Tensor) -> Tensor:
+    # torch has no isfinite for the 8-bit float types
+    return torch.isfinite(piece.float() if piece.dtype.itemsize == 1 else piece)
+
+
 def _as_real(tensor: Tensor) -> Tensor:
     real: Tensor = torch.view_as_real(tensor.resolve_conj())
     return real
@@ -210,9 +215,9 @@ def _root_mean_square(y64: Tensor, eager: Tensor | None) -> float:
 
 
 def _finite_mask(parts: Sequence[Tensor]) -> Tensor:
-    mask = torch.isfinite(parts[0])
+    mask = _finite(parts[0])
     for part in parts[1:]:
-        mask &= torch.isfinite(part)
+        mask &= _finite(part)
     return mask
 
 
@@ -236,7 +241,7 @@ def _scaled_errors(
     peaks = torch.zeros(len(ys), dtype=torch.float64, device=y64.device)
     totals, count = torch.zeros_like(peaks), torch.zeros((), dtype=torch.int64, device=y64.device)
     for _, (reference, *parts) in _pieces(tensors):
-        keep = None if eager is None else torch.isfinite(parts.pop())
+        keep = None if eager is None else _finite(parts.pop())
         count += reference.numel() if keep is None else keep.sum()
         for index, part in enumerate(parts):
             error = _element_error(part, reference, rms)
@@ -256,8 +261,8 @@ def _plain_errors(actual: Tensor, expected: Tensor) -> tuple[float, float]:
     peak_rel = torch.zeros_like(peak_abs)
     for _, (got, want) in _pieces((actual, expected)):
         reference = _wide(want)
-        error = (_wide(got) - reference).abs().where(torch.isfinite(reference), 0.0)
-        relative = (error / reference.abs()).where(torch.isfinite(reference) & (reference != 0), 0.0)
+        error = (_wide(got) - reference).abs().where(_finite(reference), 0.0)
+        relative = (error / reference.abs()).where(_finite(reference) & (reference != 0), 0.0)
         peak_abs = torch.maximum(peak_abs, error.max())
         peak_rel = torch.maximum(peak_rel, relative.max())
     return float(peak_abs.item()), float(peak_rel.item())
@@ -305,12 +310,12 @@ def _finite_mismatch(actual: Tensor, expected: Tensor) -> str:
     counts = torch.zeros(4, dtype=torch.int64, device=expected.device)
     shown: list[str] = []
     for offset, (got, want) in _pieces((actual, expected)):
-        wrong = (torch.isfinite(got) & torch.isfinite(want)).logical_not_()
+        wrong = (_finite(got) & _finite(want)).logical_not_()
         wrong &= (got != want) & ~(got.isnan() & want.isnan())
-        finite = torch.isfinite(want)
+        finite = _finite(want)
         counts[0] += wrong.sum()
         counts[1] += (got.isnan() & finite).sum()
-        counts[2] += (got.isinf() & finite).sum()
+        counts[2] += (~got.isnan() & ~_finite(got) & finite).sum()
         counts[3] += (wrong & ~finite).sum()
         shown += _show(wrong, offset, got, want, limit=_NUM_SHOWN - len(shown))
     total, nan, inf, missed = counts.tolist()
@@ -331,7 +336,7 @@ def _compare_paper(actual: Tensor, expected: Tensor, name: str, max_abs: float, 
     def wrong(got: Tensor, want: Tensor) -> Tensor:
         reference = _wide(want)
         allowed = PAPER_TOLERANCE + PAPER_TOLERANCE * reference.abs()
-        return ((_wide(got) - reference).abs() > allowed) & torch.isfinite(reference)
+        return ((_wide(got) - reference).abs() > allowed) & _finite(reference)
 
     found = ((o, wrong(got, want), got, want) for o, (got, want) in _pieces((actual, expected)))
     detail = _wrong_elements(found, expected.numel())
@@ -348,7 +353,7 @@ def _budget_detail(
     bound = budget.max if over_max else budget.rms
     rms = _root_mean_square(reference, expected)
     found = (
-        (o, (_element_error(got, ref, rms) > bound) & torch.isfinite(want), got, ref)
+        (o, (_element_error(got, ref, rms) > bound) & _finite(want), got, ref)
         for o, (got, ref, want) in _pieces((actual, reference, expected))
     )
     what = "maximum" if over_max else "rms"
