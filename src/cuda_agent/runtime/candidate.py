@@ -35,7 +35,7 @@ class NewModule:
 
     source: Path
     library: Path
-    arguments: tuple[Any, ...] = ()
+    arguments: Any = ()
 
     def __call__(self) -> Any:
         """A new instance, weights as its constructor makes them.
@@ -43,7 +43,16 @@ class NewModule:
         Raises:
             ImportError: the library does not load.
         """
-        return _loaded(self.source, self.library).ModelNew(*copy.deepcopy(self.arguments))
+        return construct(_loaded(self.source, self.library).ModelNew, copy.deepcopy(self.arguments))
+
+
+def construct(module_class: Any, arguments: Any) -> Any:
+    """Build a module from what ``get_init_inputs()`` returned: a list, a dict by name, or both."""
+    if isinstance(arguments, dict):
+        return module_class(**arguments)
+    if len(arguments) == 2 and isinstance(arguments[0], list) and isinstance(arguments[1], dict):
+        return module_class(*arguments[0], **arguments[1])
+    return module_class(*arguments)
 
 
 @functools.cache
