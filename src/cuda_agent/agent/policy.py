@@ -29,12 +29,15 @@ class Message:
         content: text.
         calls: actions of an assistant message.
         call_id: for a tool message, the call it answers.
+        tokens: token space of an assistant message, where a local model made it: its context is
+            rebuilt from these ids, never from text.
     """
 
     role: str
     content: str
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
+    tokens: TokenRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Action:
         calls: tool calls, in order; none and nothing malformed means the policy is finished.
         malformed: one message for each action that could not be parsed.
         tokens, usage: see :class:`cuda_agent.trajectory.Turn`.
-        context_tokens: tokens in the context after this action, where known.
+        context_tokens: tokens in the context after this action, where known (a policy without a
+            context, such as the playbook, says 0); the loop estimates them otherwise.
         context_full: the policy could not act because its context is full.
     """
 
@@ -69,6 +73,8 @@ class EpisodeContext:
         backend: ``cpu`` or ``cuda``.
         track, precision: the contract it is judged under.
         facts: device facts, as the skill text shows them.
+        max_context: context limit, tokens; set by the loop.
+        deadline: when the time limit is reached, on the clock of ``time.monotonic``; set by the loop.
     """
 
     workspace: Path
@@ -77,6 +83,8 @@ class EpisodeContext:
     track: str = "matched"
     precision: str = "default"
     facts: Mapping[str, Any] = field(default_factory=dict)
+    max_context: int | None = None
+    deadline: float | None = None
 
 
 class Policy(Protocol):
