@@ -27,8 +27,9 @@ class DeviceFacts:
         num_units: SMs, or physical cores used by kernels.
         memory_bytes: device memory (host memory on cpu).
         cache_bytes: L2 (last-level cache on cpu).
-        read_bandwidth: measured read peak, bytes per second.
-        peak_fp32_flops: peak FP32 rate, FLOP per second, from units, width and clock.
+        read_bandwidth: measured read peak of device memory, bytes per second.
+        cache_read_bandwidth: measured read peak from cache (all units together), bytes per second.
+        peak_fp32_flops: peak FP32 rate, FLOP per second (measured on cpu; units x width x clock on cuda).
         driver: driver version (cuda).
     """
 
@@ -41,11 +42,13 @@ class DeviceFacts:
     read_bandwidth: float | None = None
     peak_fp32_flops: float | None = None
     driver: str | None = None
+    cache_read_bandwidth: float | None = None
 
 
 @dataclass(frozen=True)
 class CompileStep:
-    """One compiler call: ``argv`` makes ``output`` from ``source``."""
+    """One compiler call: ``argv`` makes ``output`` from ``source``; run it in the folder ``root``,
+    to which the source's path in ``argv`` is relative (so that messages name workspace paths)."""
 
     source: Path
     output: Path
@@ -67,6 +70,10 @@ class Backend(Protocol):
 
     def missing(self) -> list[Missing]:
         """What a build or a run would lack here; empty when all is there."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Compiler, PyTorch, interpreter and target: what an object file depends on beside its sources."""
         ...
 
     def facts(self) -> DeviceFacts:
