@@ -1,0 +1,191 @@
+"""The judge's handle on one candidate's process: inputs in, output bytes out, evidence on the side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cuda_agent.config import JudgeConfig
+from cuda_agent.judge import exchange
+from cuda_agent.judge.devices import Place
+from cuda_agent.judge.exchange import Block, Plan
+from cuda_agent.judge.processes import WorkerProcess
+
+_POISON = 0xFF  # every float of these bytes is NaN
+
+
+@dataclass(frozen=True)
+class Produced:
+    """What one call of the candidate gave, read from the judge's own memory.
+
+    Attributes:
+        outputs: at return (views of the judge's memory); ``None`` when larger than expected.
+        later: the same output objects after a device-wide wait and a delay.
+        plan: as the candidate described its outputs; empty when the guard stopped the call.
+        devices: device types of the outputs.
+        operators: forbidden operators seen by the guard.
+        shared: an output lies in an input's memory.
+    """
+
+    outputs: Any
+    later: Any
+    plan: Plan
+    devices: tuple[str, ...]
+    operators: tuple[str, ...]
+    shared: bool
+
+
+class Candidate:
+    """One candidate in a process of its own.
+
+    Every method may raise WorkerError (its code raised) or WorkerDied (its process ended).
+    """
+
+    def __init__(self, config: JudgeConfig, place: Place) -> None:
+        self._config = config
+        self._place = place
+        self._worker = WorkerProcess(
+            "candidate_worker.py", env=place.worker_env(config), label="candidate's process"
+        )
+        self._slots: dict[str, Block] = {}
+        self._settled = False
+
+    def settle(self) -> None:
+        """Bring torch and the device up; done once, before any candidate code."""
+        if not self._settled:
+            self._ask("settle", device=self._place.worker_device, num_threads=self._place.num_threads)
+            self._settled = True
+
+    def probe(self) -> None:
+        """A known-good computation in this process."""
+        self._ask("probe", device=self._place.worker_device)
+
+    def import_extension(self, library: Path) -> None:
+        """Load the built extension only."""
+        self._ask("import", library=str(library))
+
+    def load(self, folder: Path, library: Path, *, plan: Plan, block: Block, seed: int) -> float | None:
+        """Import the candidate, build ``ModelNew``, load the reference's weights strictly.
+
+        Returns:
+            Microseconds of ``prepare()``, or ``None`` where there is none.
+        """
+        self._share({"state": block})
+        answer = self._ask("load", folder=str(folder), library=str(library), plan=plan, seed=seed)
+        return _optional_float(answer["prepare_us"])
+
+    def set_state(self, plan: Plan, block: Block) -> None:
+        """Load other parameters and buffers; ``prepare()`` runs again."""
+        self._share({"state": block})
+        self._ask("set_state", plan=plan)
+
+    def run(self, slot: str, block: Block, plan: Plan, *, room: Plan, hold: str | None = None) -> Produced:
+        """Call the candidate once on the inputs in ``block``.
+
+        Args:
+            slot: name under which the block is shared; reusing one keeps the address.
+            block, plan: inputs, in memory the candidate can write.
+            room: plan of the expected outputs, for sizing.
+            hold: keep the output objects under this name for :meth:`fetch`.
+        """
+        self._share({slot: block})
+        self._make_room(room["nbytes"])
+        answer = self._ask("run", slots=[slot], plans=[plan], hold=hold)
+        return self._produced(answer)
+
+    def fetch(self, **which: Any) -> Any:
+        """An output held earlier (``hold=NAME`` or ``timed=INDEX``) as it is now; ``None`` if too large."""
+        self._poison()
+        answer = self._ask("fetch", **which)
+        return None if answer["overflow"] else exchange.read(answer["plan"], self._slots["out0"], copy=False)
+
+    def time(
+        self,
+        blocks: Mapping[str, Block],
+        plans: Sequence[Plan],
+        *,
+        order: Sequence[int],
+        warmup: int,
+        keep_last: int,
+    ) -> tuple[list[float], list[int]]:
+        """Microseconds of calls as the candidate's process measured them, and the held input sets."""
+        self._share(blocks)
+        answer = self._ask(
+            "time",
+            slots=list(blocks),
+            plans=list(plans),
+            order=list(order),
+            warmup=warmup,
+            keep_last=keep_last,
+        )
+        return [float(s) for s in answer["samples"]], [int(i) for i in answer["held"]]
+
+    def burst(self, blocks: Mapping[str, Block], plans: Sequence[Plan], *, num_calls: int) -> None:
+        """Calls back to back on input sets in turn."""
+        self._share(blocks)
+        self._ask("burst", slots=list(blocks), plans=list(plans), num_calls=num_calls)
+
+    def kernels(
+        self, blocks: Mapping[str, Block], plans: Sequence[Plan], *, num_calls: int
+    ) -> tuple[list[float], dict[str, float]]:
+        """Kernel times by CUPTI: sums of each call, and total by kernel name, microseconds."""
+        self._share(blocks)
+        answer = self._ask("kernels", slots=list(blocks), plans=list(plans), num_calls=num_calls)
+        return [float(s) for s in answer["samples"]], dict(answer["by_name"])
+
+    def make_room(self, nbytes: int) -> None:
+        """Output memory for calls whose outputs are fetched later."""
+        self._make_room(nbytes)
+
+    def _make_room(self, nbytes: int) -> None:
+        current = self._slots.get("out0")
+        if current is None or current.nbytes < nbytes:
+            new = {name: Block(nbytes, device=self._place.block_device) for name in ("out0", "out1")}
+            self._share(new)
+        self._poison()
+
+    def _poison(self) -> None:
+        for name in ("out0", "out1"):
+            if name in self._slots:
+                self._slots[name].bytes.fill_(_POISON)
+        self._place.synchronize()
+
+    def _produced(self, answer: Mapping[str, Any]) -> Produced:
+        if answer["plan"] is None:
+            return Produced(None, None, {}, (), tuple(answer["operators"]), False)
+        plan, fits = answer["plan"], not answer["overflow"]
+        return Produced(
+            outputs=exchange.read(plan, self._slots["out0"], copy=False) if fits else None,
+            later=exchange.read(plan, self._slots["out1"], copy=False) if fits else None,
+            plan=plan,
+            devices=tuple(answer["devices"]),
+            operators=tuple(answer["operators"]),
+            shared=bool(answer["shared"]),
+        )
+
+    def _share(self, blocks: Mapping[str, Block]) -> None:
+        new = {name: block for name, block in blocks.items() if self._slots.get(name) is not block}
+        if new:
+            self._place.synchronize()
+            self._worker.map_slots(new, device=self._place.worker_device)
+            for name, block in new.items():
+                if name in ("out0", "out1") and name in self._slots:
+                    self._slots[name].close()
+                self._slots[name] = block
+
+    def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        answer, _ = self._worker.ask(op, limit_s=self._config.run_limit_s, **fields)
+        return answer
+
+    def close(self) -> None:
+        """End the process and release the output memory; may run twice."""
+        self._worker.close()
+        for name in ("out0", "out1"):
+            if name in self._slots:
+                self._slots.pop(name).close()
+
+
+def _optional_float(value: Any) -> float | None:
+    return None if value is None else float(value)

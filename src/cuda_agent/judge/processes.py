@@ -1,0 +1,166 @@
+"""The judge's side of a worker process: start it, ask it, know how it died.
+
+Nothing a worker answers is executed or trusted to raise a verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cuda_agent.errors import InfrastructureError
+from cuda_agent.judge.channel import Channel, ChannelClosed
+from cuda_agent.judge.exchange import Block, Plan
+from cuda_agent.result import Fault
+from cuda_agent.sandbox.process import Limits, clean_env, spawn
+
+_START_LIMIT_S = 120.0
+_FILE_LIMIT_BYTES = 16 << 30
+_TAIL_BYTES = 2000
+
+
+class WorkerError(Exception):
+    """A worker answered that it could not do what was asked.
+
+    Attributes:
+        kind: ``exception``, ``out_of_memory``, ``illegal_access``, ``cuda_error``, or a refusal's name.
+        trace: last frames, for people.
+    """
+
+    def __init__(self, kind: str, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.trace = trace
+
+
+class WorkerDied(Exception):
+    """A worker's process ended, or was killed at its time limit.
+
+    Attributes:
+        fault: how.
+    """
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
+class WorkerProcess:
+    """A worker in its own session, with its channel and a scratch folder that goes with it."""
+
+    def __init__(self, script: str, *, env: Mapping[str, str], label: str) -> None:
+        self.label = label
+        self.scratch = Path(tempfile.mkdtemp(prefix="cuda-agent-"))
+        ours, theirs = socket.socketpair()
+        self._log = (self.scratch / "log").open("wb")
+        try:
+            self._process = spawn(
+                [sys.executable, "-s", "-B", str(Path(__file__).with_name(script)), str(theirs.fileno())],
+                cwd=self.scratch,
+                env=clean_env({**env, "HOME": str(self.scratch), "TMPDIR": str(self.scratch)}),
+                limits=Limits(file_bytes=_FILE_LIMIT_BYTES),
+                pass_fds=[theirs.fileno()],
+                stdout=self._log,
+                stderr=self._log,
+            )
+        except OSError as error:
+            ours.close()
+            raise InfrastructureError(f"cannot start the {label}: {error}") from None
+        finally:
+            theirs.close()
+        self._channel = Channel(ours)
+        self.closed = False
+
+    def ask(
+        self, op: str, *, limit_s: float, fds: Sequence[int] = (), **fields: Any
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Send a message and wait for its answer.
+
+        Returns:
+            The answer and the descriptors that came with it (the caller's).
+
+        Raises:
+            WorkerError: the worker answered with an error.
+            WorkerDied: it crashed, or did not answer within ``limit_s`` seconds.
+        """
+        try:
+            self._channel.send({"op": op, **fields}, fds)
+            answer, received = self._channel.receive(limit_s)
+        except TimeoutError:
+            self.close()
+            raise WorkerDied(Fault.TIME_OUT, f"no answer to {op!r} within {limit_s:.0f} s") from None
+        except ChannelClosed:
+            raise self._death(op) from None
+        error = answer.get("error")
+        if error is not None:
+            for fd in received:
+                os.close(fd)
+            raise WorkerError(str(error["kind"]), str(error["message"]), str(error["trace"]))
+        return answer, received
+
+    def _death(self, op: str) -> WorkerDied:
+        status = self._process.wait(5.0)
+        tail = self._tail()
+        self.close()
+        if status is None or status >= 0:
+            return WorkerDied(Fault.CRASH, f"the process ended by itself during {op!r}{tail}")
+        name = signal.Signals(-status).name if -status in list(signal.Signals) else str(-status)
+        # The kernel's out-of-memory killer sends SIGKILL; nobody else does while we wait.
+        fault = Fault.OUT_OF_MEMORY if -status == signal.SIGKILL else Fault.CRASH
+        return WorkerDied(fault, f"the process died of {name} during {op!r}{tail}")
+
+    def _tail(self) -> str:
+        with suppress(OSError):
+            data = (self.scratch / "log").read_bytes()[-_TAIL_BYTES:]
+            if text := data.decode(errors="replace").strip():
+                return f"; it printed: {text}"
+        return ""
+
+    def map_slots(self, blocks: Mapping[str, Block], *, device: str) -> None:
+        """Share blocks with the worker under slot names.
+
+        Args:
+            blocks: by slot name.
+            device: the worker's name for the device that device blocks lie on.
+        """
+        slots = [
+            {"name": name, "nbytes": block.nbytes, "device": "cpu" if block.device == "cpu" else device}
+            for name, block in blocks.items()
+        ]
+        self.ask("map", limit_s=_START_LIMIT_S, fds=[b.fd for b in blocks.values()], slots=slots)
+
+    def close(self) -> None:
+        """Kill the process and its group, remove its scratch folder; may run twice."""
+        if self.closed:
+            return
+        self.closed = True
+        self._process.kill_group()
+        self._channel.close()
+        self._log.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def open_block(answer: Mapping[str, Any], fds: Sequence[int], *, device: str) -> tuple[Plan, Block]:
+    """The block that came with an answer, and its plan.
+
+    Args:
+        answer, fds: from :meth:`WorkerProcess.ask`.
+        device: the judge's name for the device that device blocks lie on.
+
+    Raises:
+        InfrastructureError: the answer has no usable block.
+    """
+    try:
+        [fd] = fds
+        where = "cpu" if answer["block_device"] == "cpu" else device
+        return answer["plan"], Block(answer["nbytes"], device=where, fd=fd)
+    except (ValueError, KeyError, OSError) as error:
+        raise InfrastructureError(f"a worker sent no usable memory: {error}") from None

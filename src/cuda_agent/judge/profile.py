@@ -1,0 +1,273 @@
+"""Timing: candidate and eager interleaved in blocks on fresh inputs, outputs of timed calls rechecked.
+
+The candidate's own samples are evidence. The judge's clock bounds them: over bursts of n and of 2 n
+calls, the difference over n is the time of one call free of every fixed cost, whatever the candidate's
+process says (docs/judging.md, "Time, and what can be trusted").
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cuda_agent.judge import exchange
+from cuda_agent.judge.exchange import Block
+from cuda_agent.judge.reference import Drawn, Reference
+from cuda_agent.judge.verify import Subject, compare_outputs, copy_bytes
+from cuda_agent.result import Times, Violation, ViolationKind
+
+_BLOCK_S = 0.12
+_MIN_BLOCKS = 5
+_MAX_BLOCKS = 15
+_MAX_CALLS = 200
+_SETS_BYTES = {"cpu": 1 << 30, "cuda": 16 << 30}
+_MAX_SETS = 4
+_FRESH_DRAW_S = 0.1
+_HELD_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}
+_SETTLE_S = 0.003
+
+# A burst is not flushed, and the host may be what is measured: below this, per call, it says nothing.
+HOST_ALLOWANCE_US = {"cpu": 5.0, "cuda": 60.0}
+CLOCK_UNCERTAINTY = {"cpu": 0.15, "cuda": 0.05}
+_MANIPULATED = 0.5
+
+
+class TimedOutputWrong(Exception):
+    """The output of a timed call is not what the reference gives for its inputs.
+
+    Attributes:
+        detail: which and how.
+    """
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+@dataclass
+class CaseSamples:
+    """Raw samples of one input case, microseconds, and the medians of each block.
+
+    Attributes:
+        candidate, eager, compile: every sample.
+        blocks: (candidate, eager, compile or ``None``) medians of each block.
+        wall: the judge's clock for one call in a burst, microseconds.
+        kernel: sums of kernel times (CUDA).
+        kernel_names: total by kernel name.
+        bound: credited times were raised to the judge's clock.
+        manipulated: the process reported less than half of what the judge's clock allows.
+    """
+
+    candidate: list[float] = field(default_factory=list)
+    eager: list[float] = field(default_factory=list)
+    compile: list[float] = field(default_factory=list)
+    blocks: list[tuple[float, float, float | None]] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+    kernel: list[float] = field(default_factory=list)
+    kernel_names: dict[str, float] = field(default_factory=dict)
+    bound: bool = False
+    manipulated: bool = False
+
+
+class Profiler:
+    """Times one case of one candidate against eager (and torch.compile, where a live one is given)."""
+
+    def __init__(
+        self, subject: Subject, case: int, budget_s: float, *, compiled: Reference | None = None
+    ) -> None:
+        """Args: the processes, the case's index, seconds to aim for, and a live torch.compile."""
+        self._subject = subject
+        self._compiled = compiled
+        self._output_bytes = 1
+        self._case = case
+        self._budget_s = budget_s
+        self._random = random.SystemRandom()
+        self.samples = CaseSamples()
+        self._sets: list[Drawn] = []
+        self._blocks: dict[str, Block] = {}
+        self._draw_s = 0.0
+
+    def run(self) -> CaseSamples:
+        """Measure.
+
+        Raises:
+            TimedOutputWrong: a timed call gave a wrong output.
+            WorkerError, WorkerDied: the candidate failed.
+        """
+        try:
+            self._prepare_sets()
+            num_calls = self._calls_per_block()
+            deadline = time.monotonic() + self._budget_s
+            for index in range(_MAX_BLOCKS):
+                if index >= _MIN_BLOCKS and time.monotonic() > deadline:
+                    break
+                self._block(index, num_calls)
+            self._clock(num_calls)
+            self._kernels()
+            self._apply_bound()
+            return self.samples
+        finally:
+            self._release()
+
+    # -- inputs -------------------------------------------------------------------------------
+
+    def _prepare_sets(self) -> None:
+        start = time.monotonic()
+        first = self._subject.reference.draw(case=self._case)
+        self._draw_s = time.monotonic() - start
+        room = _SETS_BYTES[self._subject.place.kind] // max(1, first.plan["nbytes"])
+        num_sets = max(2, min(_MAX_SETS, room))
+        self._sets = [first]
+        while len(self._sets) < num_sets:
+            self._sets.append(self._subject.reference.draw(case=self._case))
+        self._share()
+        with_outputs = self._subject.reference.run(first, float64=False)
+        self._subject.candidate.make_room(with_outputs.plan["nbytes"])
+        self._output_bytes = max(1, with_outputs.plan["nbytes"])
+        with_outputs.close()
+
+    def _share(self) -> None:
+        """Copy the sets into the candidate's input memory (same addresses, new bytes)."""
+        for index, drawn in enumerate(self._sets):
+            name = f"t{index}"
+            block = self._blocks.get(name)
+            if block is None or block.nbytes < drawn.plan["nbytes"]:
+                block = Block(drawn.plan["nbytes"], device=self._subject.place.block_device)
+                self._blocks[name] = block
+            copy_bytes(drawn, block)
+        self._subject.place.synchronize()
+
+    def _refresh(self) -> None:
+        """New values at the same addresses: fresh draws where that is cheap, else the sets rotated."""
+        if self._draw_s * len(self._sets) <= _FRESH_DRAW_S * 4 and self._draw_s <= _FRESH_DRAW_S:
+            for drawn in self._sets:
+                drawn.close()
+            self._sets = [self._subject.reference.draw(case=self._case) for _ in self._sets]
+        else:
+            self._sets = self._sets[1:] + self._sets[:1]
+        self._share()
+
+    @property
+    def _plans(self) -> list[exchange.Plan]:
+        return [drawn.plan for drawn in self._sets]
+
+    # -- measuring ----------------------------------------------------------------------------
+
+    def _calls_per_block(self) -> int:
+        order = list(range(len(self._sets)))
+        self._subject.reference.time("eager", self._sets, order=order, warmup=1)
+        eager = self._subject.reference.time("eager", self._sets, order=order, warmup=1)
+        mine, _ = self._time_candidate(order, warmup=2)
+        slowest = max(min(eager), min(mine)) / 1e6
+        # A flush and a wait go with every CUDA sample.
+        overhead = 3e-4 if self._subject.place.kind == "cuda" else 0.0
+        return max(2, min(_MAX_CALLS, int(_BLOCK_S / (slowest + overhead))))
+
+    def _block(self, index: int, num_calls: int) -> None:
+        if index:
+            self._refresh()
+        order = [self._random.randrange(len(self._sets)) for _ in range(num_calls)]
+        jobs = ["candidate", "eager", *(["compile"] if self._compiled else [])]
+        self._random.shuffle(jobs)
+        medians: dict[str, float] = {}
+        for job in jobs:
+            time.sleep(_SETTLE_S)
+            samples = self._job(job, order)
+            getattr(self.samples, job).extend(samples)
+            medians[job] = Times.of(samples).median
+        self.samples.blocks.append((medians["candidate"], medians["eager"], medians.get("compile")))
+
+    def _job(self, job: str, order: Sequence[int]) -> list[float]:
+        warmup = min(3, len(order))
+        if job == "compile" and self._compiled is not None:
+            return self._compiled.time("compile", self._sets, order=order, warmup=warmup)
+        if job == "eager":
+            return self._subject.reference.time("eager", self._sets, order=order, warmup=warmup)
+        samples, held = self._time_candidate(order, warmup=warmup)
+        self._recheck(held)
+        return samples
+
+    def _time_candidate(self, order: Sequence[int], *, warmup: int) -> tuple[list[float], list[int]]:
+        room = _HELD_BYTES[self._subject.place.kind] // self._output_bytes
+        return self._subject.candidate.time(
+            self._blocks,
+            self._plans,
+            order=order,
+            warmup=warmup,
+            keep_last=max(1, min(8, room)),
+        )
+
+    def _recheck(self, held: Sequence[int]) -> None:
+        """The output of one timed call, drawn at random among those held, must be right."""
+        pick = self._random.randrange(len(held))
+        outputs = self._subject.candidate.fetch(timed=pick)
+        drawn = self._sets[held[pick]]
+        config = self._subject.config
+        expected = self._subject.reference.run(drawn, float64=config.track == "matched")
+        try:
+            leaves = compare_outputs(outputs, expected, config.track)
+            if not all(leaf.ok for leaf in leaves):
+                raise TimedOutputWrong("; ".join(leaf.detail for leaf in leaves if not leaf.ok))
+        finally:
+            expected.close()
+
+    def _clock(self, num_calls: int) -> None:
+        """The judge's own clock: slope over bursts of n and 2 n calls on unseen inputs."""
+        size = max(2, num_calls)
+        for _ in range(3):
+            self._refresh()
+            spans = []
+            for factor in (1, 2):
+                start = time.perf_counter()
+                self._subject.candidate.burst(self._blocks, self._plans, num_calls=size * factor)
+                spans.append(time.perf_counter() - start)
+            self.samples.wall.append(max(0.0, (spans[1] - spans[0]) / size * 1e6))
+
+    def _kernels(self) -> None:
+        if self._subject.place.kind == "cuda":
+            self.samples.kernel, self.samples.kernel_names = self._subject.candidate.kernels(
+                self._blocks, self._plans, num_calls=3
+            )
+
+    def _apply_bound(self) -> None:
+        kind = self._subject.place.kind
+        bound = wall_bound(self.samples.wall, kind)
+        median = Times.of(self.samples.candidate).median
+        if median < bound:
+            factor = bound / median if median > 0 else 0.0
+            self.samples.candidate = [s * factor if factor else bound for s in self.samples.candidate]
+            self.samples.blocks = [(c * factor if factor else bound, e, m) for c, e, m in self.samples.blocks]
+            self.samples.bound = True
+        self.samples.manipulated = median < _MANIPULATED * bound
+
+    def _release(self) -> None:
+        for drawn in self._sets:
+            drawn.close()
+        for block in self._blocks.values():
+            block.close()
+        self._sets, self._blocks = [], {}
+
+
+def wall_bound(wall: Sequence[float], kind: str) -> float:
+    """Least time of one call that the judge's clock allows, microseconds; 0 when it says nothing.
+
+    The smallest slope (noise only adds), less the stated uncertainty and what the host may cost.
+
+    Args:
+        wall: slopes of the bursts, microseconds for one call.
+        kind: ``cpu`` or ``cuda``.
+    """
+    return max(0.0, min(wall) * (1.0 - CLOCK_UNCERTAINTY[kind]) - HOST_ALLOWANCE_US[kind])
+
+
+def manipulation(samples: CaseSamples) -> Violation | None:
+    """The candidate's process reported less than half of what the judge's clock allows."""
+    if not samples.manipulated:
+        return None
+    return Violation(
+        ViolationKind.TIME_MANIPULATION,
+        f"its process reported less than half of the time the judge's clock measured "
+        f"({min(samples.wall):.1f} us for one call)",
+    )

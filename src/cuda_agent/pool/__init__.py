@@ -1,0 +1,1 @@
+"""Shared devices: the lease, and later the pools that join it."""
