@@ -1,0 +1,287 @@
+"""Builds a candidate: its sources and our fixed files, our flags, a content-addressed object cache.
+
+Covers: prebuilt libraries (never linked), links and foreign files (a snapshot holds none), headers from
+outside the workspace and the toolchain (refused), endless compiles (the whole group is killed at the
+limit), builds at the same time and builds killed half way (objects appear by rename only). Does not
+cover: what the object files do, and files that inline assembly pulls in; the symbol scan and the
+sandbox are for that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path, PurePosixPath
+
+from cuda_agent.backends import toolchain
+from cuda_agent.backends.base import Backend, CompileStep
+from cuda_agent.config import Track, cache_dir
+from cuda_agent.errors import InfrastructureError
+from cuda_agent.judge.compile_errors import summarise
+from cuda_agent.judge.object_cache import ObjectStore, object_key
+from cuda_agent.sandbox.process import Limits, Process, clean_env, spawn
+from cuda_agent.workspace.snapshot import KERNEL_DIR, Snapshot
+
+LIBRARY = "cuda_extension.so"
+FIXED_SOURCES = ("binding.cpp", "binding_registry.h")
+_POLL_S = 0.01
+# A binding with PyTorch's headers takes about 1.2 GiB; cicc on large templates several times that.
+_BYTES_PER_JOB = 1536 << 20
+# An absolute path that a message is about: "/x.h:3:7: error", "/x.h(3): error".
+_ABSOLUTE = re.compile(r"^(/[^:(\n]+)(?::\d+|\(\d+\))", re.MULTILINE)
+_LIMITS = Limits(memory_bytes=24 << 30, file_bytes=1 << 30)
+
+
+@dataclass(frozen=True)
+class BuildOutcome:
+    """How a build ended.
+
+    Attributes:
+        ok: the extension module was made.
+        library: its path, if made.
+        message: compile errors as ``file:line: error: text``, short enough for a model; else empty.
+        seconds: wall time.
+        timed_out: the time limit ended it.
+    """
+
+    ok: bool
+    library: Path | None
+    message: str
+    seconds: float
+    timed_out: bool
+
+
+@dataclass
+class _Job:
+    """One compiler at work: ``temporary`` becomes ``final`` when it succeeds."""
+
+    step: CompileStep
+    final: Path
+    log: Path
+    process: Process
+
+
+class _Failed(Exception):
+    """The candidate does not build; the message says why."""
+
+    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+
+
+def build(
+    snapshot: Snapshot, backend: Backend, *, track: Track, folder: Path, limit_s: float
+) -> BuildOutcome:
+    """Compile and link a candidate in ``folder``, which must be empty or absent.
+
+    Sources are ``binding.cpp`` and those directly in ``kernels/`` (as in the public layout); files in
+    folders below it can only be included.
+
+    Raises:
+        ToolchainError: a compiler is missing.
+        InfrastructureError: the disk is full or the cache cannot be written.
+    """
+    started = time.monotonic()
+    try:
+        library = _build(snapshot, backend, track, folder, started + limit_s)
+    except _Failed as failure:
+        return BuildOutcome(False, None, str(failure), time.monotonic() - started, failure.timed_out)
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot build in {folder}: {error}", "Free some disk space, or set CUDA_AGENT_CACHE."
+        ) from None
+    return BuildOutcome(True, library, "", time.monotonic() - started, False)
+
+
+def fixed_files() -> dict[str, bytes]:
+    """Our binding.cpp and binding_registry.h."""
+    root = resources.files("cuda_agent.workspace") / "files"
+    return {name: (root / name).read_bytes() for name in FIXED_SOURCES}
+
+
+def _build(snapshot: Snapshot, backend: Backend, track: Track, folder: Path, deadline: float) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.resolve()
+    snapshot.write(folder)
+    files = {**snapshot.files, **fixed_files()}
+    for name in FIXED_SOURCES:
+        (folder / name).write_bytes(files[name])
+    sources = ["binding.cpp", *_kernel_sources(snapshot, backend)]
+    store = ObjectStore(cache_dir() / "objects")
+    objects: list[Path] = []
+    pending: list[tuple[CompileStep, Path]] = []
+    for source in sources:
+        draft = backend.compile_step(folder / source, Path("OUTPUT"), root=folder, track=str(track))
+        final = store.path(object_key(source, files, draft, backend.fingerprint()))
+        objects.append(final)
+        if not store.has(final):
+            step = backend.compile_step(folder / source, store.temporary(), root=folder, track=str(track))
+            pending.append((step, final))
+    _compile_all(pending, folder, deadline)
+    library = _link(backend, objects, folder, deadline)
+    if pending:
+        store.prune()
+    return library
+
+
+def _kernel_sources(snapshot: Snapshot, backend: Backend) -> list[str]:
+    names = []
+    for name in sorted(snapshot.files):
+        path = PurePosixPath(name)
+        if path.parent != PurePosixPath(KERNEL_DIR) or path.suffix not in (".cpp", ".cu"):
+            continue
+        if path.suffix == ".cu" and backend.name == "cpu":
+            raise _Failed(
+                f"{name}:1: error: the cpu backend builds kernels/*.cpp only; this is a CUDA source"
+            )
+        names.append(name)
+    return names
+
+
+def _compile_all(pending: Sequence[tuple[CompileStep, Path]], folder: Path, deadline: float) -> None:
+    """Run the compilers side by side; every object that is made is kept, whatever the others do."""
+    waiting = list(pending)
+    running: list[_Job] = []
+    logs: list[str] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < _num_jobs():
+                step, final = waiting.pop(0)
+                running.append(_start(step, final, folder))
+            for job in [job for job in running if job.process.poll() is not None]:
+                running.remove(job)
+                logs.append(_finish(job, folder))
+            if running and time.monotonic() > deadline:
+                raise _too_long([str(job.step.source.relative_to(folder)) for job in running])
+            if running:
+                time.sleep(_POLL_S)
+    finally:
+        for job in running:
+            job.process.kill_group()
+            job.step.output.unlink(missing_ok=True)
+    if any(logs):
+        raise _Failed(summarise("\n".join(filter(None, logs)), root=folder))
+
+
+def _num_jobs() -> int:
+    cores = len(os.sched_getaffinity(0))
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(cores, available // _BYTES_PER_JOB))
+
+
+def _start(step: CompileStep, final: Path, folder: Path) -> _Job:
+    step.output.parent.mkdir(parents=True, exist_ok=True)
+    log = folder / f".{uuid.uuid4().hex}.log"
+    argv = (*step.argv, "-MD", "-MF", f"{step.output}.d")
+    with log.open("wb") as stream:
+        # Both streams: nvcc writes some errors to stdout.
+        process = spawn(
+            argv, cwd=folder, env=_compile_env(), limits=_LIMITS, stdout=stream, stderr=subprocess.STDOUT
+        )
+    return _Job(step, final, log, process)
+
+
+def _compile_env() -> dict[str, str]:
+    # A plain locale: messages in English, with plain quotes.
+    return clean_env({"LC_ALL": "C"})
+
+
+def _finish(job: _Job, folder: Path) -> str:
+    """Move a finished object into the cache; returns what the compiler said if it failed."""
+    output = job.log.read_text(encoding="utf-8", errors="replace")
+    dependencies = Path(f"{job.step.output}.d")
+    status = job.process.poll()
+    job.process.kill_group()
+    job.log.unlink(missing_ok=True)
+    try:
+        name = job.step.source.relative_to(folder)
+        # On failure there may be no dependency file, but the messages name the files they are about,
+        # and must not quote one of the host's.
+        read = _ABSOLUTE.findall(output) if status != 0 else _dependencies(dependencies)
+        if foreign := _foreign(read, folder):
+            return f"{name}:1: error: includes {foreign}, which is outside the workspace and the toolchain"
+        if status != 0:
+            return output or f"{name}:1: error: the compiler ended with status {status}"
+        job.final.parent.mkdir(parents=True, exist_ok=True)
+        job.step.output.replace(job.final)
+        return ""
+    finally:
+        job.step.output.unlink(missing_ok=True)
+        dependencies.unlink(missing_ok=True)
+
+
+def _dependencies(path: Path) -> list[str]:
+    """Files that the compiler read, from its ``-MD`` output."""
+    text = path.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
+    return text.partition(":")[2].split()
+
+
+def _foreign(names: Sequence[str], folder: Path) -> str | None:
+    """The first file that is neither the candidate's nor the toolchain's."""
+    allowed = [folder, *_toolchain_roots()]
+    for name in names:
+        path = (folder / name).resolve()
+        if not any(path.is_relative_to(root) for root in allowed):
+            return name
+    return None
+
+
+def _toolchain_roots() -> list[Path]:
+    roots = [Path("/usr/include"), Path("/usr/lib"), Path("/usr/local/include"), Path("/usr/lib64")]
+    roots.append(toolchain.python_include())
+    if torch := toolchain.find_torch():
+        roots += torch.include_dirs
+    if cuda := toolchain.find_cuda():
+        roots += [cuda.root, *toolchain.wheel_dirs("include")]
+    if cxx := toolchain.find_cxx():
+        roots.append(cxx.resolve().parent.parent / "lib")
+        roots.append(cxx.resolve().parent.parent / "include")
+    return [root.resolve() for root in roots]
+
+
+def _link(backend: Backend, objects: Sequence[Path], folder: Path, deadline: float) -> Path:
+    library = folder / LIBRARY
+    log = folder / f".{uuid.uuid4().hex}.log"
+    with log.open("wb") as stream:
+        argv = backend.link_argv(objects, library)
+        process = spawn(
+            argv, cwd=folder, env=_compile_env(), limits=_LIMITS, stdout=stream, stderr=subprocess.STDOUT
+        )
+    try:
+        status = process.wait(max(1.0, deadline - time.monotonic()))
+    finally:
+        process.kill_group()
+    output = log.read_text(encoding="utf-8", errors="replace")
+    log.unlink(missing_ok=True)
+    if status is None:
+        raise _too_long(["linking"])
+    if status != 0:
+        _drop_broken(output, objects)
+        raise _Failed(summarise(output, root=folder))
+    return library
+
+
+def _drop_broken(output: str, objects: Sequence[Path]) -> None:
+    """Forget cached objects that the linker cannot read (a disk that lost bytes)."""
+    if re.search(r"file (?:format )?not recognized|file truncated", output):
+        for path in objects:
+            path.unlink(missing_ok=True)
+
+
+def _too_long(what: Sequence[str]) -> _Failed:
+    return _Failed(f"{', '.join(what)}: error: the build took longer than its time limit", timed_out=True)
+
+
+def copy_library(outcome: BuildOutcome, target: Path) -> None:
+    """Put the extension module at ``target`` in one step, for scripts that import it meanwhile."""
+    if outcome.library is not None:
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        shutil.copyfile(outcome.library, temporary)
+        temporary.replace(target)

@@ -1,0 +1,106 @@
+"""Object files by the hash of all that decides them; entries appear by rename and are never changed.
+
+Safe with builds at the same time (the same object is made twice, the last rename wins) and with builds
+killed half way (a half-written file is never under an entry's name).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from cuda_agent.backends.base import CompileStep
+
+_CACHE_VERSION = "1"
+_MAX_CACHE_BYTES = 2 << 30
+_PRUNE_INTERVAL_S = 3600.0
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^">\n]+)[">]', re.MULTILINE)
+_ANY_INCLUDE = re.compile(rb"include|incbin|embed|%:|\?\?=")
+
+
+def object_key(source: str, files: Mapping[str, bytes], step: CompileStep, fingerprint: str) -> str:
+    """Hash of all that decides an object file: sources, included files, flags, compiler, PyTorch."""
+    used = _included(source, files)
+    content = {name: hashlib.sha256(files[name]).hexdigest() for name in sorted(used)}
+    parts = [_CACHE_VERSION, source, content, step.argv, fingerprint]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _included(source: str, files: Mapping[str, bytes]) -> set[str]:
+    """Names of the workspace files that a source may include, itself among them.
+
+    Where an include is written in a way that cannot be read off the text (a macro, a digraph,
+    ``__has_include``), every file counts: a needless rebuild, never a stale object.
+    """
+    used: set[str] = set()
+    waiting = [source]
+    while waiting:
+        name = waiting.pop()
+        if name in used:
+            continue
+        used.add(name)
+        text = files[name].replace(b"\\\r\n", b"").replace(b"\\\n", b"")
+        plain = _INCLUDE.findall(text)
+        if _ANY_INCLUDE.search(_INCLUDE.sub(b"", text)):
+            return set(files)
+        for target in plain:
+            waiting += _resolve(name, target.decode(errors="replace"), files)
+    return used
+
+
+def _resolve(includer: str, target: str, files: Mapping[str, bytes]) -> Iterator[str]:
+    for base in (str(PurePosixPath(includer).parent), "."):
+        name = os.path.normpath(f"{base}/{target}")
+        if name in files:
+            yield name
+
+
+class ObjectStore:
+    """Object files by content hash. Entries appear by rename and are never changed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def path(self, key: str) -> Path:
+        """Where the object of a key is, once it is made."""
+        return self._root / key[:2] / f"{key}.o"
+
+    def temporary(self) -> Path:
+        """A name for a compiler to write to, on the same file system."""
+        return self._root / "tmp" / f"{uuid.uuid4().hex}.o"
+
+    def has(self, path: Path) -> bool:
+        """Whether the entry exists; marks it as used."""
+        try:
+            if path.stat().st_size == 0:
+                return False
+            os.utime(path)
+        except OSError:
+            return False
+        return True
+
+    def prune(self) -> None:
+        """Now and then: delete left-over temporaries, then the longest unused objects over the limit."""
+        stamp = self._root / "pruned"
+        with suppress(OSError):
+            if time.time() - stamp.stat().st_mtime < _PRUNE_INTERVAL_S:
+                return
+        with suppress(OSError):
+            stamp.touch()
+            for path in (self._root / "tmp").iterdir():
+                if time.time() - path.stat().st_mtime > 24 * 3600:
+                    path.unlink(missing_ok=True)
+            entries = sorted((p.stat().st_mtime, p.stat().st_size, p) for p in self._root.glob("??/*.o"))
+            excess = sum(size for _, size, _ in entries) - _MAX_CACHE_BYTES
+            for _, size, path in entries:
+                if excess <= 0:
+                    break
+                path.unlink(missing_ok=True)
+                excess -= size
