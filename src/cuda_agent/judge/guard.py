@@ -127,9 +127,9 @@ class ComputeGuard(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
             if _capturing():
                 self._violation(name)
             return func(*args, **kwargs)
-        if _is_free(func):
+        if is_free(func._schema):
             return func(*args, **kwargs)
-        if not _may_alias(func):
+        if not may_alias(func._schema):
             self._violation(name)
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
@@ -154,21 +154,20 @@ class ComputeGuard(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
             )
 
 
-def _is_free(func: Any) -> bool:
-    """Whether the operator is an allocation, metadata, or a mark of the profiler."""
-    namespace, _, name = func._schema.name.partition("::")
+def is_free(schema: Any) -> bool:
+    """Whether an operator (``torch._C.FunctionSchema``) allocates, reads metadata, or marks a profile."""
+    namespace, _, name = schema.name.partition("::")
     if namespace in _OUT_OF_SCOPE:
         return True
     if namespace != "aten":
         return False
     if name in _ALLOCATIONS:
-        return not any(_writes(argument) for argument in func._schema.arguments)  # not the out= form
+        return not any(_writes(argument) for argument in schema.arguments)  # not the out= form
     return name in _METADATA or name in _METADATA_IN_PLACE
 
 
-def _may_alias(func: Any) -> bool:
-    """Whether the schema says: returns aliases of arguments, writes none."""
-    schema = func._schema
+def may_alias(schema: Any) -> bool:
+    """Whether an operator's schema says: returns aliases of arguments, writes none."""
     namespace, _, name = schema.name.partition("::")
     if namespace != "aten" or name in _LAZY_ARITHMETIC or any(_writes(a) for a in schema.arguments):
         return False
