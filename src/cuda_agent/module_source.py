@@ -17,6 +17,7 @@ from cuda_agent.task import REQUIRED_NAMES
 MAX_OWN_SOURCE_CHARS = 100_000
 # A name re-exported through more files than this is not followed further.
 MAX_IMPORT_HOPS = 8
+_IMPORTS = (ast.Import, ast.ImportFrom)
 # Names that tie a source to its place on disk or in a package.
 _PLACE_NAMES = {"__file__", "__package__", "__spec__", "__path__", "__loader__"}
 
@@ -67,22 +68,71 @@ def find_class(module: str, name: str, *, search: Sequence[str] = ()) -> ClassSo
     return source
 
 
-def stands_alone(source: ClassSource) -> bool:
-    """Whether the file's text, copied elsewhere, still makes the class.
+def own_source(source: ClassSource) -> str | None:
+    """The class with what it needs of its file, as a source that stands alone; ``None`` if none can.
 
-    It does not when it imports from its own package or folder, asks where it lies, is very long, or
-    already uses the names a task file must define for something else.
+    Only imports, and definitions that the class reaches by name, are taken: a script's other statements
+    do not run again. It does not stand alone when it imports from its own package or folder, asks where
+    it lies, is very long, or uses the names a task file must define for something else.
     """
-    if source.node is None or len(source.code) > MAX_OWN_SOURCE_CHARS:
-        return False
+    if source.node is None:
+        return None
     tree = ast.parse(source.code)
-    taken = {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
-    if taken & ({*REQUIRED_NAMES, "CASE_WEIGHTS"} - {source.name}):
-        return False
-    if any(isinstance(n, ast.Name) and n.id in _PLACE_NAMES for n in ast.walk(tree)):
-        return False
+    kept = _reached(tree, source.name)
+    bound = {name for node in kept for name in _bound_names(node) if not isinstance(node, _IMPORTS)}
+    if bound & ({*REQUIRED_NAMES, "CASE_WEIGHTS"} - {source.name}):
+        return None
+    if any(isinstance(n, ast.Name) and n.id in _PLACE_NAMES for node in kept for n in ast.walk(node)):
+        return None
     own = source.module.split(".")[0]
-    return not any(top == own or _beside(source.root, top) for top in _imported_tops(tree))
+    if any(top == own or _beside(source.root, top) for node in kept for top in _imported_tops(node)):
+        return None
+    lines = source.code.splitlines()
+    text = "".join(_statement(node, lines) for node in kept)
+    return text if len(text) <= MAX_OWN_SOURCE_CHARS else None
+
+
+def _reached(tree: ast.Module, name: str) -> list[ast.stmt]:
+    """Statements of the module that bind ``name``, or a name that such a statement uses, in order."""
+    wanted, done, kept = [name], set[str](), set[int]()
+    while wanted:
+        current = wanted.pop()
+        if current in done:
+            continue
+        done.add(current)
+        for index, node in enumerate(tree.body):
+            if current in _bound_names(node) and index not in kept:
+                kept.add(index)
+                wanted += [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
+    # A star import may bind anything; a future import changes how the rest is read.
+    always = [i for i, n in enumerate(tree.body) if isinstance(n, ast.ImportFrom) and _always(n)]
+    return [node for index, node in enumerate(tree.body) if index in kept or index in always]
+
+
+def _always(node: ast.ImportFrom) -> bool:
+    return node.module == "__future__" or node.names[0].name == "*"
+
+
+def _bound_names(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return {node.name}
+    if isinstance(node, _IMPORTS):
+        return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    if isinstance(node, ast.If) and "__name__" in ast.dump(node.test):
+        return set()
+    if isinstance(node, ast.If | ast.Try | ast.With | ast.For):
+        inner = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt)]
+        inner += [n for h in getattr(node, "handlers", []) for n in h.body]
+        return {name for child in inner for name in _bound_names(child)}
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return set()
+
+
+def _statement(node: ast.stmt, lines: Sequence[str]) -> str:
+    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+    block = "\n".join(lines[first - 1 : node.end_lineno]) + "\n"
+    return f"\n\n{block}\n" if isinstance(node, ast.ClassDef | ast.FunctionDef) else block
 
 
 def missing_init_arguments(node: ast.ClassDef, *, num_positional: int, keywords: Iterable[str]) -> list[str]:
@@ -194,25 +244,12 @@ def _parse(code: str, path: Path) -> ast.Module:
         raise TaskError(f"{path}: line {error.lineno}: {error.msg}", "Correct the Python source.") from None
 
 
-def _definition(tree: ast.Module, name: str) -> ast.AST | None:
-    """The last statement at module level that binds ``name``; a guess where it is conditional."""
-    found: ast.AST | None = None
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found = node if node.name == name else found
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            found = node if any((a.asname or a.name) == name for a in node.names) else found
-        elif isinstance(node, ast.Assign | ast.If | ast.Try):
-            binds = any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
-            found = node if binds or _defines_inside(node, name) else found
-    return found
+def _definition(tree: ast.Module, name: str) -> ast.stmt | None:
+    """The last statement at module level that binds ``name``."""
+    return next((node for node in reversed(tree.body) if name in _bound_names(node)), None)
 
 
-def _defines_inside(node: ast.AST, name: str) -> bool:
-    return any(isinstance(n, ast.ClassDef) and n.name == name for n in ast.walk(node))
-
-
-def _imported_tops(tree: ast.Module) -> Iterable[str]:
+def _imported_tops(tree: ast.AST) -> Iterable[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)

@@ -19,7 +19,7 @@ from cuda_agent.agent.policy import EpisodeContext, Policy
 from cuda_agent.backends import get_backend
 from cuda_agent.backends.base import Backend
 from cuda_agent.config import Device, Scope
-from cuda_agent.errors import CudaAgentError, ToolchainError, UsageError
+from cuda_agent.errors import CudaAgentError, UsageError
 from cuda_agent.ledger import Ledger
 from cuda_agent.result import Result, Stage
 from cuda_agent.run_folder import RunFolder, write_text, writing
@@ -128,9 +128,7 @@ def prepare(task: Task, settings: OptimizeSettings, reporter: Reporter) -> Prepa
     from cuda_agent.admission import check_task
     from cuda_agent.agent.policies import make_policy
 
-    backend = get_backend(settings.judge.device)
-    if lacks := backend.missing():
-        raise ToolchainError(f"this machine lacks {lacks[0].what}", lacks[0].remedy)
+    backend = get_backend(settings.judge.device, gpu=settings.judge.gpu)
     # AUTO is resolved once: the verdict must be on the device the episode ran on.
     settings = replace(settings, judge=replace(settings.judge, device=Device(backend.name)))
     policy = make_policy(settings.policy, **settings.policy_options)

@@ -28,7 +28,7 @@ from cuda_agent.module_source import (
     find_class,
     forward_arity,
     missing_init_arguments,
-    stands_alone,
+    own_source,
 )
 from cuda_agent.task import Task, load_task
 
@@ -116,24 +116,22 @@ def save_task(task: Task, folder: Path) -> None:
 
 def class_task_source(source: ClassSource, *, args: Sequence[Any], kwargs: dict[str, Any], cases: str) -> str:
     """Source of a task whose ``Model`` is a class of the user's; ``cases`` is that of ``get_inputs``."""
-    if stands_alone(source):
-        head, base = source.code.rstrip() + "\n\n\nimport torch  # noqa: E402\n", source.name
+    base = source.name
+    if (own := own_source(source)) is not None:
+        has_torch = "import torch" in own.splitlines()
+        head = own.strip() + ("\n" if has_torch else "\n\n\nimport torch  # noqa: E402\n")
     else:
         comment = "".join(f"# {line}".rstrip() + "\n" for line in source.text.splitlines())
-        about = (
-            f"# Source of the class, to read (the import above is what runs):\n#\n{comment}"
-            if comment
-            else ""
-        )
-        head = f"import torch\n\nfrom {source.module} import {source.name}\n\n{about}"
-        base = source.name
-    if kwargs:
+        about = "# Source of the class, to read (the import above is what runs):\n#\n" if comment else ""
+        head = f"import torch\n\nfrom {source.module} import {source.name}\n\n{about}{comment}"
+    first: list[Any] | dict[str, Any] = list(args)
+    model = "" if base == "Model" else f"Model = {base}\n"
+    if kwargs and base == "Model":
+        first = kwargs
+    elif kwargs:
         given = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
         model = f"class Model({base}):\n    def __init__(self):\n        super().__init__({given})\n"
-        first: list[Any] = []
-    else:
-        model = "" if base == "Model" else f"Model = {base}\n"
-        first = list(args)
+        first = []
     init = f"def get_init_inputs():\n    return {first!r}\n"
     return "\n\n".join(part for part in (head, model, cases, init) if part)
 
@@ -152,8 +150,8 @@ def _class_task(module: str, name: str, *, inputs: Sequence[str], init: str | No
     _check_arity(source, cases)
     code = class_task_source(source, args=args, kwargs=kwargs, cases=inputs_source(cases))
     # Installed packages are found without help; naming their folder would tie the task to this machine.
-    installed = stands_alone(source) or "site-packages" in source.root.parts
-    search_path = () if installed else (str(source.root),)
+    alone = own_source(source) is not None or "site-packages" in source.root.parts
+    search_path = () if alone else (str(source.root),)
     task = Task(code=code, name=name.lower(), search_path=search_path, data_source=f"{module}:{name}")
     task.check_names()
     return task

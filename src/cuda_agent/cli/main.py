@@ -33,8 +33,10 @@ from cuda_agent.errors import CudaAgentError
 
 EXIT_DEFECT = 70
 EXIT_INTERRUPTED = 130
-# typer carries its own copy of click in newer versions: both have the class among the bases.
-_ClickException: type[BaseException] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+# Newer versions of typer carry a copy of click: either way the class is among the bases.
+_ClickException: type[BaseException] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

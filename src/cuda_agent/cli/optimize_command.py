@@ -43,8 +43,13 @@ def optimize(
     base_url: Annotated[str | None, typer.Option(help="Endpoint of chat:MODEL.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="Sampling, chat and local.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, chat and local.")] = None,
-    price_in: Annotated[float | None, typer.Option(help="USD per million prompt tokens.")] = None,
-    price_out: Annotated[float | None, typer.Option(help="USD per million completion tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling, chat and local.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampler, chat and local.")] = None,
+    tool_format: Annotated[str | None, typer.Option(help="auto, native or text; chat and local.")] = None,
+    prompt_price: Annotated[float | None, typer.Option(help="chat: USD per million prompt tokens.")] = None,
+    completion_price: Annotated[
+        float | None, typer.Option(help="chat: USD per million completion tokens.")
+    ] = None,
     device: DeviceOption = Device.AUTO,
     track: TrackOption = Track.MATCHED,
     precision: PrecisionOption = Precision.DEFAULT,
@@ -73,8 +78,11 @@ def optimize(
             "base_url": base_url,
             "temperature": temperature,
             "max_tokens": max_tokens,
-            "price_in": price_in,
-            "price_out": price_out,
+            "top_p": top_p,
+            "seed": seed,
+            "tool_format": tool_format,
+            "prompt_price": prompt_price,
+            "completion_price": completion_price,
         }
         settings = OptimizeSettings(
             policy=policy,
