@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
+from cuda_agent.backends.base import DeviceFacts
 from cuda_agent.config import Scope, Track
 from cuda_agent.judge import exchange, probes
+from cuda_agent.judge.bandwidth import least_us
 from cuda_agent.judge.baseline import MAX_DRIFT, BaselineCache, Compiler
 from cuda_agent.judge.exchange import Block
 from cuda_agent.judge.profile import CaseSamples, Profiler, TimedOutputWrong, manipulation
@@ -88,9 +90,17 @@ class Attempt:
     """Takes one candidate process through a scope."""
 
     def __init__(
-        self, subject: Subject, *, compiler: Compiler, cache: BaselineCache, seed: int, say: Say
+        self,
+        subject: Subject,
+        *,
+        facts: DeviceFacts,
+        compiler: Compiler,
+        cache: BaselineCache,
+        seed: int,
+        say: Say,
     ) -> None:
         self._subject = subject
+        self._facts = facts
         self._compiler = compiler
         self._cache = cache
         self._seed = seed
@@ -180,9 +190,9 @@ class Attempt:
             yield checker.check("probe: first call", first, hold="held")
             kept = checker.take_last()
             yield checker.check("probe: new values at the same address", second)
+            yield checker.check_held("probe: held output", "held", kept)
             yield checker.check("probe: a call after another input", first)
             yield checker.check("probe: a repeated call", first)
-            yield checker.check_held("probe: held output", "held", kept, "an earlier call")
             kept.close()
         finally:
             first.close()
@@ -233,11 +243,26 @@ class Attempt:
                 profile = self._profile_case(case, budget_s, scope)
             except TimedOutputWrong as wrong:
                 return _timed_failure(wrong)
-            violation = manipulation(profile.samples)
+            violation = manipulation(profile.samples) or self._below_floor(case, profile, budget_s)
             if violation is not None:
                 return CheckReport(False, violation.detail, violation)
             self.outcome.cases.append(profile)
         return None
+
+    def _below_floor(self, case: int, profile: CaseProfile, budget_s: float) -> Violation | None:
+        """Refused only when a second measurement is below the floor too."""
+        median = Times.of(profile.samples.candidate).median
+        least = least_us(self._subject, self._facts, case, median)
+        if median >= least:
+            return None
+        again = Times.of(Profiler(self._subject, case, budget_s).run().candidate).median
+        if again >= least:
+            self.outcome.tally.note(f"a first time of {median:.2f} us, below the floor, did not repeat")
+            return None
+        return Violation(
+            ViolationKind.BELOW_FLOOR,
+            f"{max(median, again):.2f} us is below the {least:.2f} us that its bytes take on this device",
+        )
 
     def _profile_case(self, case: int, budget_s: float, scope: Scope) -> CaseProfile:
         cached = self._cache.get(case)

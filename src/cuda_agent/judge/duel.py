@@ -60,7 +60,7 @@ def compare_candidates(a: Snapshot, b: Snapshot, task: Task, config: JudgeConfig
         TaskError, ToolchainError, InfrastructureError: as :func:`cuda_agent.judge.judge`.
     """
     config = config or JudgeConfig()
-    place = choose_place(get_backend(config.device).name, config)
+    place = choose_place(get_backend(config.device, gpu=config.gpu).name, config)
     with ExitStack() as stack:
         reference = Reference(task, config, place)
         stack.callback(reference.close)
@@ -95,7 +95,7 @@ class _Fighter:
     def build(self) -> None:
         outcome = build(
             self._snapshot,
-            get_backend(self._config.device),
+            get_backend(self._config.device, gpu=self._config.gpu),
             track=self._config.track,
             folder=self._folder,
             limit_s=self._config.build_limit_s,

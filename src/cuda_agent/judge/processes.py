@@ -63,7 +63,14 @@ class WorkerProcess:
         self._log = (self.scratch / "log").open("wb")
         try:
             self._process = spawn(
-                [sys.executable, "-s", "-B", str(Path(__file__).with_name(script)), str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-P",
+                    "-s",
+                    "-B",
+                    str(Path(__file__).with_name(script)),
+                    str(theirs.fileno()),
+                ],
                 cwd=self.scratch,
                 env=clean_env({**env, "HOME": str(self.scratch), "TMPDIR": str(self.scratch)}),
                 limits=Limits(file_bytes=_FILE_LIMIT_BYTES),

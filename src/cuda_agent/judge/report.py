@@ -9,11 +9,10 @@ from cuda_agent.backends.base import DeviceFacts
 from cuda_agent.config import Precision, Scope, Track
 from cuda_agent.judge.attempt import CaseProfile, Outcome
 from cuda_agent.judge.devices import Place
+from cuda_agent.judge.finding import Finding, Severity
 from cuda_agent.judge.reward import milestone
-from cuda_agent.judge.stats import ratio_interval
-from cuda_agent.judge.static import Finding
-from cuda_agent.judge.symbols import LibraryScan
-from cuda_agent.result import CaseTimes, Fault, Result, Stage, Times, Violation, ViolationKind
+from cuda_agent.judge.stats import ratio_interval, weighted_times
+from cuda_agent.result import CaseTimes, Fault, Result, Stage, Times, Violation
 
 _SUSPICIOUS_SPEEDUP = 10.0
 _INTERVAL_SEED = 20260228
@@ -56,17 +55,16 @@ def failed_build(message: str, fault: Fault | None) -> Result:
     return Result(stage=Stage.BUILD, correct=False, detail=message, fault=fault)
 
 
-def forbidden(findings: Sequence[Finding], scan: LibraryScan, kind: str) -> Result | None:
+def forbidden(findings: Sequence[Finding]) -> Result | None:
     """A result when the sources or the built library break a rule by themselves."""
-    violations = [Violation(ViolationKind(f.kind), f.detail) for f in findings if f.severity == "violation"]
-    violations += library_violations(scan, kind)
+    violations = tuple(Violation(f.kind, f.detail) for f in findings if f.severity is Severity.VIOLATION)
     if not violations:
         return None
     return Result(
         stage=Stage.BUILD,
         compiled=True,
         correct=False,
-        violations=tuple(violations),
+        violations=violations,
         detail="; ".join(v.detail for v in violations),
     )
 
@@ -84,7 +82,7 @@ def from_fault(outcome: Outcome, fault: Fault | None, detail: str) -> Result:
     )
 
 
-def from_outcome(outcome: Outcome, scope: Scope, *, weights: Sequence[float], verdict: Verdict) -> Result:
+def from_outcome(outcome: Outcome, scope: Scope, *, weights: Sequence[float]) -> Result:
     """An attempt that ran to its end: passed, or failed a check."""
     tally = outcome.tally
     failure = outcome.failure
@@ -147,22 +145,7 @@ def with_times(
 
 
 def _weighted(times: Sequence[Times], weights: Sequence[float]) -> Times:
-    """Expected time of a call over the cases: weighted sums of the sorted samples' quantiles."""
-    if len(times) == 1:
-        return times[0]
-    size = min(len(t.samples) for t in times)
-    columns = [_resampled(t.samples, size) for t in times]
-    sums = [
-        sum(weight * column[index] for weight, column in zip(weights, columns, strict=True))
-        for index in range(size)
-    ]
-    return Times.of(sums)
-
-
-def _resampled(samples: Sequence[float], size: int) -> list[float]:
-    ordered = sorted(samples)
-    last = len(ordered) - 1
-    return [ordered[round(index * last / max(1, size - 1))] for index in range(size)]
+    return times[0] if len(times) == 1 else weighted_times(list(zip(weights, times, strict=True)))
 
 
 def _timing_notes(profiles: Sequence[CaseProfile], candidate: Times, compile_us: Times | None) -> list[str]:

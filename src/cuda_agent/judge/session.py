@@ -23,6 +23,7 @@ from cuda_agent.judge.baseline import BaselineCache, Compiler
 from cuda_agent.judge.build import build
 from cuda_agent.judge.candidate import Candidate
 from cuda_agent.judge.devices import choose_place, versions
+from cuda_agent.judge.finding import Severity
 from cuda_agent.judge.processes import WorkerDied, WorkerError
 from cuda_agent.judge.reference import Reference
 from cuda_agent.judge.report import Verdict, failed_build, forbidden, from_fault, from_outcome
@@ -59,7 +60,7 @@ class JudgeSession:
         task.check_names()
         self._task = task
         self._config = config
-        self._backend: Backend = get_backend(config.device)
+        self._backend: Backend = get_backend(config.device, gpu=config.gpu)
         self._facts = self._backend.facts()
         self._place = choose_place(self._backend.name, config)
         self._versions = versions(self._place, self._facts.driver)
@@ -119,11 +120,11 @@ class JudgeSession:
         if not outcome.ok or outcome.library is None:
             fault = Fault.TIME_OUT if outcome.timed_out else None
             return replace(failed_build(outcome.message, fault), seconds=seconds)
-        findings = scan_sources(snapshot.files)
-        scan = scan_library(outcome.library)
-        if (result := forbidden(findings, scan, self._place.kind)) is not None:
+        scan = scan_library(outcome.library, backend=self._place.kind)
+        findings = [*scan_sources(snapshot.files), *scan.findings]
+        if (result := forbidden(findings)) is not None:
             return replace(result, seconds=seconds)
-        notes = [f.detail for f in findings]
+        notes = [f.detail for f in findings if f.severity is Severity.NOTE]
         built = Built(folder, outcome.library)
         if scope is Scope.BUILD:
             return replace(self._import_only(built), seconds=seconds, notes=tuple(notes))
@@ -229,7 +230,9 @@ class JudgeSession:
         candidate = self._fresh_candidate()
         self._spare = Candidate(self._config, self._place)
         subject = Subject(reference, candidate, self._config, self._place)
-        attempt = Attempt(subject, compiler=self._compiler, cache=self._cache, seed=self._seed, say=say)
+        attempt = Attempt(
+            subject, facts=self._facts, compiler=self._compiler, cache=self._cache, seed=self._seed, say=say
+        )
         try:
             return self._finish(attempt.run(built, scope), scope), False
         except WorkerError as error:
@@ -252,7 +255,7 @@ class JudgeSession:
     def _finish(self, outcome: Outcome, scope: Scope) -> Result:
         assert self._reference is not None
         self.last_saved = outcome.saved
-        return from_outcome(outcome, scope, weights=self._reference.weights, verdict=self._verdict)
+        return from_outcome(outcome, scope, weights=self._reference.weights)
 
     def close(self) -> None:
         """End every process; may run twice."""

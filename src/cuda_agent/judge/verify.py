@@ -127,13 +127,13 @@ class Checker:
         self._last = expected
         return report
 
-    def check_held(self, name: str, hold: str, expected: Expected, drawn_name: str) -> CheckReport:
+    def check_held(self, name: str, hold: str, expected: Expected) -> CheckReport:
         """An output held since an earlier call must still be what it was."""
         outputs = self._subject.candidate.fetch(hold=hold)
         leaves = compare_outputs(outputs, expected, self._subject.config.track)
         if all(leaf.ok for leaf in leaves):
             return CheckReport(True, leaves=leaves)
-        detail = f"{name}: the output of {drawn_name} changed after a later call"
+        detail = f"{name}: an earlier call's output changed when forward was called again"
         return CheckReport(False, detail, Violation(ViolationKind.MEMORY_REUSE, detail), leaves)
 
     def take_last(self) -> Expected:

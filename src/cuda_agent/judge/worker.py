@@ -76,19 +76,20 @@ class Worker:
         return {}
 
 
+_KINDS = {
+    "out_of_memory": ("out of memory", "can't allocate memory", "Cannot allocate memory"),
+    "illegal_access": ("illegal memory access", "misaligned address"),
+    "cuda_error": ("device-side assert", "unspecified launch failure", "CUDA error"),
+}
+
+
 def describe_error(error: BaseException) -> dict[str, Any]:
     """Kind, message and the last frames of an exception, as JSON."""
     name = type(error).__name__
     message = str(error)
-    kind = "exception"
-    if name == "OutOfMemoryError" or isinstance(error, MemoryError) or "out of memory" in message:
+    kind = next((k for k, words in _KINDS.items() if any(word in message for word in words)), "exception")
+    if name == "OutOfMemoryError" or isinstance(error, MemoryError):
         kind = "out_of_memory"
-    elif "DefaultCPUAllocator: can't allocate" in message or "allocate memory" in message:
-        kind = "out_of_memory"
-    elif any(words in message for words in ("illegal memory access", "misaligned address")):
-        kind = "illegal_access"
-    elif "CUDA error" in message and "invalid" not in message:
-        kind = "cuda_error"
     frames = traceback.extract_tb(error.__traceback__)[-4:]
     lines = [f"{os.path.basename(f.filename)}:{f.lineno}: {f.line}" for f in frames]  # noqa: PTH119
     return {"kind": kind, "message": f"{name}: {message}"[:4000], "trace": "\n".join(lines)}
