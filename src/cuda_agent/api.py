@@ -20,7 +20,8 @@ from cuda_agent.exported import WEIGHTS, exported_source, save_weights
 from cuda_agent.input_spec import inputs_source
 from cuda_agent.loaded import attach, task_module
 from cuda_agent.module_source import find_class, own_source
-from cuda_agent.optimization import Reporter, optimize_task
+from cuda_agent.optimization import optimize_task
+from cuda_agent.reporting import Reporter
 from cuda_agent.runtime.candidate import construct
 from cuda_agent.runtime.guarded import OptimizedModule, Verified
 from cuda_agent.settings import OptimizeSettings

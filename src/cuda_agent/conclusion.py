@@ -1,0 +1,124 @@
+"""The end of a run: choose the version, save it, reach the one verdict that counts."""
+
+from __future__ import annotations
+
+import shutil
+
+from cuda_agent.config import Scope
+from cuda_agent.episode import Episode, Prepared
+from cuda_agent.errors import CudaAgentError
+from cuda_agent.judge.entry import judge
+from cuda_agent.reporting import Reporter
+from cuda_agent.result import Result, Stage
+from cuda_agent.run_folder import RunFolder, writing
+from cuda_agent.workspace.snapshot import Snapshot, freeze
+
+# Verified versions that no script timed are timed at the end, the latest first, this many at most.
+MAX_LATE_PROFILES = 3
+
+
+def conclude(episode: Episode, prepared: Prepared, folder: RunFolder, reporter: Reporter) -> Result:
+    """Judge the fastest version that passed the public part, once, by the private suite.
+
+    If it fails there, that verdict stands (docs/judging.md, "What is run"). Where no version passed,
+    the final state gets the verdict.
+
+    Raises:
+        InfrastructureError: the folder cannot be written.
+        ToolchainError, TaskError: the judge cannot work any more.
+    """
+    return _Conclusion(episode, prepared, folder, reporter).run()
+
+
+def save_best(episode: Episode, folder: RunFolder) -> None:
+    """Write the fastest verified version to ``candidate/``, if there is one."""
+    if best := episode.ledger.best():
+        save_candidate(best.snapshot, folder)
+
+
+def save_candidate(snapshot: Snapshot, folder: RunFolder) -> None:
+    """Replace ``candidate/`` by a version.
+
+    Raises:
+        InfrastructureError: it cannot be written; the old one is then still there.
+    """
+    with writing(folder.candidate):
+        part = folder.candidate.with_name(".candidate.part")
+        shutil.rmtree(part, ignore_errors=True)
+        snapshot.write(part)
+        shutil.rmtree(folder.candidate, ignore_errors=True)
+        part.rename(folder.candidate)
+
+
+class _Conclusion:
+    def __init__(self, episode: Episode, prepared: Prepared, folder: RunFolder, reporter: Reporter) -> None:
+        self._episode, self._prepared, self._folder, self._reporter = episode, prepared, folder, reporter
+
+    def run(self) -> Result:
+        # Saved before anything else runs: a second Ctrl-C from here on loses nothing.
+        save_best(self._episode, self._folder)
+        final = self._judge_final_state()
+        self._profile_untimed()
+        best = self._episode.ledger.best()
+        chosen = best.snapshot if best else final
+        if chosen is None:
+            result = self._nothing_written()
+        else:
+            save_candidate(chosen, self._folder)
+            how = "fastest verified" if best else "final, unverified"
+            self._reporter.say(f"judging the {how} version {chosen.hash} by the private suite")
+            result = self._judge(Scope.FULL, chosen, aloud=True)
+        self._folder.save_result(result)
+        return result
+
+    def _judge_final_state(self) -> Snapshot | None:
+        """The workspace as it is now, publicly judged; ``None`` where it holds no candidate."""
+        try:
+            snapshot = freeze(self._folder.workspace)
+        except CudaAgentError as error:
+            self._reporter.say(f"the workspace cannot be judged as it is: {error}")
+            return None
+        if snapshot.hash == self._episode.starter:
+            return None
+        version = self._episode.ledger.get(snapshot)
+        if version is None or version.verified is None:
+            self._public(Scope.VERIFY, snapshot, f"verifying the final state {snapshot.hash}")
+        return snapshot
+
+    def _profile_untimed(self) -> None:
+        verified = self._episode.ledger.verified()
+        if len(verified) < 2:
+            return  # the final judgement times the only one
+        untimed = [version for version in verified if version.time_us is None]
+        for version in sorted(untimed, key=lambda v: -v.order)[:MAX_LATE_PROFILES]:
+            self._public(Scope.PROFILE, version.snapshot, f"timing version {version.snapshot.hash}")
+
+    def _public(self, scope: Scope, snapshot: Snapshot, about: str) -> None:
+        self._reporter.say(about)
+        try:
+            self._episode.public(scope, snapshot, self._judge(scope, snapshot))
+        except CudaAgentError as error:
+            self._reporter.say(f"{about} failed: {error}")
+
+    def _judge(self, scope: Scope, snapshot: Snapshot, *, aloud: bool = False) -> Result:
+        return judge(
+            self._folder.workspace,
+            task=self._prepared.task,
+            config=self._prepared.settings.judge,
+            scope=scope,
+            progress=self._reporter.say if aloud else None,
+            snapshot=snapshot,
+        )
+
+    def _nothing_written(self) -> Result:
+        contract = self._prepared.settings.judge
+        return Result(
+            stage=Stage.BUILD,
+            correct=False,
+            reward=-1,
+            detail=f"no candidate was written. {self._episode.words()}".strip(),
+            track=str(contract.track),
+            precision=str(contract.precision),
+            reference="task",
+            task_hash=self._prepared.task.hash,
+        )
