@@ -61,7 +61,7 @@ def episode(workspace: Path, tools: Toolbox, tmp_path: Path) -> Callable[..., Ep
     def run(
         policy: Policy,
         *,
-        config: EpisodeConfig = EpisodeConfig(),
+        config: EpisodeConfig | None = None,
         history: Sequence[Turn] = (),
         on_turn: Callable[[Turn], None] | None = None,
         **context: Any,
@@ -72,7 +72,7 @@ def episode(workspace: Path, tools: Toolbox, tmp_path: Path) -> Callable[..., Ep
             policy,
             EpisodeContext(workspace, TASK, "cpu", **context),
             tools=tools,
-            config=config,
+            config=config or EpisodeConfig(),
             writer=TrajectoryWriter(path, header, resume=bool(history)),
             system=header.system,
             prompt=header.prompt,

@@ -27,7 +27,7 @@ def files(root: Path, pattern: "str | None") -> "list[Path]":
                 continue
             if pattern is None or matches(path.relative_to(root), pattern):
                 found.append(path)
-    return found
+    return sorted(found)
 
 
 def matches(relative: Path, pattern: str) -> bool:

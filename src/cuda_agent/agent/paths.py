@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -9,6 +10,9 @@ from pathlib import Path
 
 MAX_FILE_BYTES = 16 * 2**20
 """Largest file the tools read or edit."""
+
+OURS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+"""Errors of the system that are not the policy's doing: the sandbox is broken."""
 
 
 class ToolError(Exception):
@@ -34,6 +38,7 @@ class Confined:
         """
         try:
             path = (self.root / name).resolve()
+            path.exists()  # finds what resolve lets pass: a name too long
         except (OSError, ValueError, RuntimeError):  # NUL, too long, a loop of links
             raise ToolError(f"{name!r} is not a usable file name") from None
         if not path.is_relative_to(self.root):
@@ -87,6 +92,8 @@ class Confined:
             beside.chmod(mode)
             beside.replace(path)
         except OSError as error:
+            if error.errno in OURS:
+                raise
             raise ToolError(f"cannot write {name}: {error.strerror}") from None
         finally:
             with suppress(OSError):

@@ -12,7 +12,7 @@ from typing import Literal, Self, TypedDict
 from cuda_agent.agent.background import BackgroundCommand, BackgroundCommands
 from cuda_agent.agent.files import FileTools
 from cuda_agent.agent.output import cap
-from cuda_agent.agent.paths import Confined, ToolError
+from cuda_agent.agent.paths import OURS, Confined, ToolError
 from cuda_agent.agent.policy import ToolSpec
 from cuda_agent.agent.schema import ArgumentError, check_arguments, tool_spec
 from cuda_agent.agent.search import SearchTools, find_ripgrep
@@ -163,6 +163,7 @@ class Toolbox:
         if not workspace.is_dir():
             raise InfrastructureError(f"{workspace} is not a folder", "Lay out a workspace first.")
         paths = Confined(workspace)
+        self._workspace = paths.root
         self._max_output_chars = max_output_chars
         self._shell = ShellTools(paths.root, clean_env({**_SHELL_ENV, **env}))
         search = SearchTools(paths, ripgrep=find_ripgrep() if ripgrep == "" else ripgrep)
@@ -203,7 +204,9 @@ class Toolbox:
         except ToolError as error:
             text, is_error = str(error), True
         except OSError as error:
-            raise InfrastructureError(f"tool {call.name} failed: {error}") from None
+            if error.errno in OURS or not self._workspace.is_dir():
+                raise InfrastructureError(f"tool {call.name} failed: {error}") from None
+            text, is_error = f"{call.name} failed: {error.strerror or error}", True
         seconds = time.monotonic() - started
         return Observation(call.id, cap(text, self._max_output_chars), is_error=is_error, seconds=seconds)
 
