@@ -65,6 +65,8 @@ def run_command(
         return 2
     for line in result_lines(scope, result, last_progress=last):
         say(line)
+    if result.infrastructure is not None:
+        return 2
     return 0 if passed(scope, result) else 1
 
 

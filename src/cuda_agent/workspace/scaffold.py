@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from cuda_agent.workspace.snapshot import MODEL_FILE
 
-_NOT_COPIED = ("Model", "get_inputs", "get_init_inputs", "CASE_WEIGHTS")
+_NOT_COPIED = ("get_inputs", "get_init_inputs", "CASE_WEIGHTS")
+_TWO_BLANK_LINES = "\n\n\n"
+_BLANK_RUN = re.compile(r"\n(?:[ \t]*\n){3,}")
 _HEADER = f'''"""{MODEL_FILE}: the candidate. Write kernels/, then call them from ModelNew.forward."""
 '''
 _ADVICE = """        # Allocate (torch.empty and the like), take views, call cuda_extension: nothing else.
@@ -40,10 +43,13 @@ def starter(code: str) -> str:
     model = next((n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Model"), None)
     if model is None or _method(model, "forward") is None:
         return _FALLBACK
-    lines = code.splitlines()
-    parts = [_source(lines, node) for node in tree.body if not _is_left_out(node)]
-    kept = "\n\n".join(part for part in parts if part)
-    text = f"{_HEADER}\n{kept}\n\n\n{_class(lines, model)}"
+    lines: list[str | None] = list(code.splitlines())
+    for node in tree.body:
+        if _is_left_out(node):
+            _replace(lines, node, None)
+    _replace(lines, model, _class(code.splitlines(), model))
+    kept = "\n".join(line for line in lines if line is not None).strip()
+    text = f"{_HEADER}\n{_BLANK_RUN.sub(_TWO_BLANK_LINES, kept)}\n"
     return text if _parses(text) else _FALLBACK
 
 
@@ -68,7 +74,7 @@ def _class(lines: list[str], model: ast.ClassDef) -> str:
         parts.append(source + ("\n" if isinstance(node, ast.FunctionDef) else ""))
     forward = _method(model, "forward")
     assert forward is not None
-    parts.append(f"    def forward({ast.unparse(forward.args)}):\n{_ADVICE}")
+    parts.append(f"    def forward({ast.unparse(forward.args)}):\n{_ADVICE.rstrip()}")
     return "\n".join(parts)
 
 
@@ -77,10 +83,19 @@ def _method(model: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 
 
 def _source(lines: list[str], node: ast.stmt) -> str:
-    """The statement's own lines, decorators and all; empty for docstrings of the module."""
+    """The statement's own lines, decorators and all."""
+    first, last = _span(node)
+    return "\n".join(lines[first:last])
+
+
+def _span(node: ast.stmt) -> tuple[int, int]:
     decorators = getattr(node, "decorator_list", [])
-    first = min([node.lineno, *(d.lineno for d in decorators)])
-    return "\n".join(lines[first - 1 : node.end_lineno])
+    return min([node.lineno, *(d.lineno for d in decorators)]) - 1, node.end_lineno or node.lineno
+
+
+def _replace(lines: list[str | None], node: ast.stmt, text: str | None) -> None:
+    first, last = _span(node)
+    lines[first:last] = [text, *[None] * (last - first - 1)]
 
 
 def _parses(text: str) -> bool:
