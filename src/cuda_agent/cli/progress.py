@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from cuda_agent.workspace.snapshot import Snapshot
 
 _MAX_WIDTH = 100
+# A log or a pipe has no width of its own: wide enough that no cell is folded.
+_FILE_WIDTH = 180
 
 
 class Lines:
@@ -57,6 +59,8 @@ class Lines:
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     """The final table, on stdout."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
     table = Table(show_edge=False, pad_edge=False)
     for index, name in enumerate(COLUMNS):
         table.add_column(name, justify="left" if index in (0, 6) else "right", overflow="fold")
