@@ -1,0 +1,46 @@
+"""``cuda-agent demo``: the main job on the bundled examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from cuda_agent.cli.progress import Lines
+from cuda_agent.config import Device, JudgeConfig
+from cuda_agent.errors import UsageError
+from cuda_agent.optimization import optimize_task
+from cuda_agent.run_folder import RunFolder
+from cuda_agent.settings import OptimizeSettings
+from cuda_agent.summary import Outcome
+from cuda_agent.targets import load_task_file
+
+EXAMPLES = ("fused_chain", "odd_softmax", "norm_gelu")
+
+
+def run_demo(
+    *, out: Path | None = None, device: Device = Device.AUTO, names: Sequence[str] = ()
+) -> list[Outcome]:
+    """Optimise examples one after the other with the playbook, telling progress on stderr.
+
+    Args:
+        out: an empty or new folder; one run in it for each example.
+        device: where kernels run.
+        names: which examples; all when empty.
+
+    Raises:
+        UsageError: no such example, or ``out`` holds something.
+        ToolchainError: this machine lacks a compiler.
+    """
+    if unknown := [name for name in names if name not in EXAMPLES]:
+        raise UsageError(f"there is no example {unknown[0]!r}", f"Choose among: {', '.join(EXAMPLES)}.")
+    chosen = tuple(names) or EXAMPLES
+    root = RunFolder.create(out, "demo").root
+    settings = OptimizeSettings(judge=JudgeConfig(device=device))
+    outcomes = []
+    with resources.as_file(resources.files("cuda_agent") / "examples") as folder:
+        for index, name in enumerate(chosen):
+            reporter = Lines(prefix=f"[{index + 1}/{len(chosen)} {name}] ")
+            task = load_task_file(folder / f"{name}.py")
+            outcomes.append(optimize_task(task, settings, out=root / name, reporter=reporter))
+    return outcomes

@@ -1,0 +1,1 @@
+"""Task files in KernelBench's form, ours: what ``cuda-agent demo`` optimises."""
