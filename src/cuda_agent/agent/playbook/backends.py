@@ -1,0 +1,107 @@
+"""What differs between the backends when kernels are emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cuda_agent.agent.playbook import emit_cpu
+from cuda_agent.agent.playbook.expr import functions_used
+from cuda_agent.agent.playbook.kernel import Kernel, Mode
+from cuda_agent.agent.playbook.plan import GemmStep, Step
+
+
+@dataclass(frozen=True)
+class Knob:
+    """What can be tuned of one step.
+
+    Attributes:
+        what: the step in words.
+        legend: what the number means.
+        default: where tuning starts.
+        choices: values worth trying, most promising first.
+    """
+
+    what: str
+    legend: str
+    default: int
+    choices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """One step as source text.
+
+    Attributes:
+        name: of its function.
+        text: source.
+        sections: template sections it calls.
+        knob: what can be tuned.
+        scratch: bytes of workspace it needs for itself.
+    """
+
+    name: str
+    text: str
+    sections: frozenset[str]
+    knob: Knob
+    scratch: int = 0
+
+
+class KernelBackend(Protocol):
+    """Emits steps and says how they are called."""
+
+    suffix: str
+    library: str
+    binding: str
+    wide_gemm: bool
+    holds_constants: bool
+    c_types: Mapping[str, str]
+
+    def emit(self, step: Step, name: str) -> Emitted:
+        """Source of one step."""
+        ...
+
+    def call(self, name: str, args: Sequence[str], config: str) -> str:
+        """Statement that runs a step."""
+        ...
+
+
+def describe(kernel: Kernel) -> str:
+    """A kernel in words."""
+    reductions = sum(n.op == "reduce" for n in kernel.nodes)
+    if kernel.mode is Mode.POINTWISE:
+        return f"a pointwise kernel over {kernel.numel} elements"
+    where = "rows" if kernel.mode is Mode.ROW else "columns"
+    return f"a kernel with {reductions} reduction(s) over {where}"
+
+
+class CpuKernels:
+    """C++ with OpenMP and vector loops."""
+
+    suffix = ".cpp"
+    library = "cpu_math.h"
+    binding = "binding_cpu.cpp"
+    wide_gemm = True
+    holds_constants = False
+    c_types = emit_cpu.C_TYPES
+
+    def emit(self, step: Step, name: str) -> Emitted:
+        """See :class:`KernelBackend`."""
+        if isinstance(step, GemmStep):
+            knob = Knob("a matrix product", "gemm: 0 library threads, 1 a panel of rows a thread", 0, (0, 1))
+            return Emitted(name, emit_cpu.gemm_function(step, name), frozenset({"gemm"}), knob)
+        text = emit_cpu.CpuEmitter(step).function(name)
+        return Emitted(name, text, frozenset(functions_used([step])), self._knob(step))
+
+    def call(self, name: str, args: Sequence[str], config: str) -> str:
+        """See :class:`KernelBackend`."""
+        return f"{name}({', '.join([*args, config])});"
+
+    def _knob(self, kernel: Kernel) -> Knob:
+        serial = (1,) if kernel.numel < 1 << 20 else ()
+        if kernel.mode is Mode.POINTWISE:
+            legend = "pointwise: bit 0 one thread, above it log2(elements a thread takes / 4096)"
+            wide = (2, 4, 8) if kernel.lane > 8192 else ()
+            return Knob(describe(kernel), legend, 0, (0, *serial, *wide))
+        return Knob(describe(kernel), "rows and columns: bit 0 one thread", 0, (0, *serial))

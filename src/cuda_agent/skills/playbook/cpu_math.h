@@ -1,0 +1,329 @@
+// SIMD-friendly single-precision functions for the cpu backend.
+//
+// GCC vectorises a loop only when everything in it is inlined and free of branches; libm calls are
+// neither. Each function below is a range reduction and a polynomial, accurate to about 2 ulp, with
+// infinities, NaN and denormals as eager PyTorch gives them. Use them inside `#pragma omp simd` loops.
+// A section begins with "//@ name needs other sections"; copy the ones you call.
+
+//@ prelude
+// Math calls need not set errno, and comparisons need not trap: neither changes a value, and without
+// these two GCC leaves loops with sqrt or a float comparison scalar.
+#pragma GCC optimize("no-math-errno", "no-trapping-math")
+#include <cmath>
+#include <cstdint>
+#include <algorithm>
+#include <omp.h>
+static inline int32_t pb_bits(float x) { return __builtin_bit_cast(int32_t, x); }
+static inline float pb_float(int32_t b) { return __builtin_bit_cast(float, b); }
+
+//@ expcore
+// exp(x) = 2^n * (1 + m): n whole, m = expm1(x - n ln 2). Adding 1.5 * 2^23 rounds to a whole number.
+struct PbExp { float n, m; int32_t k; };
+static inline PbExp pb_expcore(float x) {
+  float t = __builtin_fmaf(x, 1.44269504f, 12582912.0f);
+  float n = t - 12582912.0f;
+  float r = __builtin_fmaf(n, -0.693145752f, x);
+  r = __builtin_fmaf(n, -1.42860677e-6f, r);
+  float p = 0.0001978926593437791f;
+  p = __builtin_fmaf(p, r, 0.0013945753453299403f);
+  p = __builtin_fmaf(p, r, 0.00833350419998169f);
+  p = __builtin_fmaf(p, r, 0.04166628047823906f);
+  p = __builtin_fmaf(p, r, 0.1666666567325592f);
+  p = __builtin_fmaf(p, r, 0.5f);
+  return {n, __builtin_fmaf(p, r * r, r), pb_bits(t) - 0x4B400000};
+}
+static inline float pb_pow2(int32_t k) { return pb_float((k + 127) << 23); }
+
+//@ exp needs expcore
+// Scaling in two steps reaches denormal results and overflows to infinity where it must.
+static inline float pb_exp(float x) {
+  float c = x > 89.0f ? 89.0f : x;
+  c = c < -104.5f ? -104.5f : c;
+  PbExp e = pb_expcore(c);
+  int32_t half = e.k >> 1;
+  return (1.0f + e.m) * pb_pow2(half) * pb_pow2(e.k - half);
+}
+
+//@ expm1 needs expcore
+static inline float pb_expm1(float x) {
+  float c = x > 89.0f ? 89.0f : x;
+  c = c < -30.0f ? -30.0f : c;
+  PbExp e = pb_expcore(c);
+  float s = pb_pow2(e.k - 1);
+  return __builtin_fmaf(s, e.m, s - 0.5f) * 2.0f;
+}
+
+//@ exp2 needs exp
+static inline float pb_exp2(float x) {
+  float n = std::nearbyint(x);
+  n = n > 129.0f ? 129.0f : (n < -151.0f ? -151.0f : n);
+  float r = x - n;
+  r = r > 200.0f ? 200.0f : (r < -200.0f ? -200.0f : r);
+  int32_t k = (int32_t)(n != n ? 0.0f : n), half = k >> 1;
+  return pb_exp(r * 0.693147181f) * pb_pow2(half) * pb_pow2(k - half);
+}
+
+//@ log
+// m in [sqrt(1/2), sqrt(2)), x = 2^e * m.
+static inline float pb_log(float x) {
+  bool tiny = x < 1.17549435e-38f;
+  float big = tiny ? x * 8388608.0f : x;
+  int32_t e = (pb_bits(big) - 0x3F3504F3) >> 23;
+  float f = pb_float(pb_bits(big) - (e << 23)) - 1.0f;
+  float k = (float)(tiny ? e - 23 : e);
+  float p = 0.06746601313352585f;
+  p = __builtin_fmaf(p, f, -0.11675640940666199f);
+  p = __builtin_fmaf(p, f, 0.11888174712657928f);
+  p = __builtin_fmaf(p, f, -0.12405591458082199f);
+  p = __builtin_fmaf(p, f, 0.14219550788402557f);
+  p = __builtin_fmaf(p, f, -0.1666799634695053f);
+  p = __builtin_fmaf(p, f, 0.2000211924314499f);
+  p = __builtin_fmaf(p, f, -0.25000008940696716f);
+  p = __builtin_fmaf(p, f, 0.3333331346511841f);
+  float f2 = f * f;
+  float low = __builtin_fmaf(p, f2 * f, -0.5f * f2);
+  low = __builtin_fmaf(k, -2.12194440e-4f, low);
+  float y = __builtin_fmaf(k, 0.693359375f, f + low);
+  y = x == INFINITY ? x : y;
+  y = x == 0.0f ? -INFINITY : y;
+  return x >= 0.0f ? y : NAN;
+}
+
+//@ log1p needs log
+// The rounding error of 1 + x comes back through the derivative of the logarithm.
+static inline float pb_log1p(float x) {
+  float u = 1.0f + x;
+  float y = pb_log(u);
+  float c = (x - (u - 1.0f)) / u;
+  float r = y + c;
+  return (u == 0.0f) | (u == INFINITY) ? y : r;
+}
+
+//@ log2 needs log
+static inline float pb_log2(float x) { return pb_log(x) * 1.44269504f; }
+
+//@ log10 needs log
+static inline float pb_log10(float x) { return pb_log(x) * 0.434294482f; }
+
+//@ sigmoid needs exp
+static inline float pb_sigmoid(float x) { return 1.0f / (1.0f + pb_exp(-x)); }
+
+//@ tanh needs expm1
+static inline float pb_tanh(float x) {
+  float a = __builtin_fabsf(x);
+  float t = pb_expm1(2.0f * (a > 10.0f ? 10.0f : a));
+  return __builtin_copysignf(t / (t + 2.0f), x);
+}
+
+//@ erf needs expcore
+// Below 1 a polynomial in x^2; above, 1 - exp(polynomial).
+static inline float pb_erf(float x) {
+  float a = __builtin_fabsf(x), t = x * x;
+  float p = 7.889119297033176e-05f;
+  p = __builtin_fmaf(p, t, -0.0008020841050893068f);
+  p = __builtin_fmaf(p, t, 0.005189535208046436f);
+  p = __builtin_fmaf(p, t, -0.026854444295167923f);
+  p = __builtin_fmaf(p, t, 0.11283600330352783f);
+  p = __builtin_fmaf(p, t, -0.3761262595653534f);
+  p = __builtin_fmaf(p, t, 0.12837916612625122f);
+  float small = __builtin_fmaf(p, x, x);
+  float c = a > 4.0f ? 4.0f : a;
+  float q = 9.57286488301179e-07f;
+  q = __builtin_fmaf(q, c, -1.5341545804403722e-05f);
+  q = __builtin_fmaf(q, c, 8.538697875337675e-05f);
+  q = __builtin_fmaf(q, c, 1.4064659808354918e-05f);
+  q = __builtin_fmaf(q, c, -0.003129876684397459f);
+  q = __builtin_fmaf(q, c, 0.02344062551856041f);
+  q = __builtin_fmaf(q, c, -0.10651642084121704f);
+  q = __builtin_fmaf(q, c, -0.6345119476318359f);
+  q = __builtin_fmaf(q, c, -1.1290754079818726f);
+  q = __builtin_fmaf(q, c, 0.00010247861064272001f);
+  PbExp e = pb_expcore(q);
+  float s = pb_pow2(e.k);
+  float large = __builtin_copysignf(1.0f - __builtin_fmaf(s, e.m, s), x);
+  return a < 1.0f ? small : large;
+}
+
+//@ trigcore
+// x = n pi/2 + r, reduced in double: right for |x| < 1e9.
+struct PbTrig { float s, c; int32_t n; };
+static inline PbTrig pb_trigcore(float x) {
+  double t = __builtin_fma((double)x, 0.63661977236758134, 6755399441055744.0);
+  double n = t - 6755399441055744.0;
+  double d = __builtin_fma(n, -1.5707963267948966, (double)x);
+  float r = (float)__builtin_fma(n, -6.123233995736766e-17, d), z = r * r;
+  float p = 2.7175681225344306e-06f;
+  p = __builtin_fmaf(p, z, -0.0001983925758395344f);
+  p = __builtin_fmaf(p, z, 0.008333329111337662f);
+  p = __builtin_fmaf(p, z, -0.1666666716337204f);
+  float q = -2.720333895922522e-07f;
+  q = __builtin_fmaf(q, z, 2.4799437596811913e-05f);
+  q = __builtin_fmaf(q, z, -0.0013888883404433727f);
+  q = __builtin_fmaf(q, z, 0.0416666679084301f);
+  float c = __builtin_fmaf(q, z * z, __builtin_fmaf(z, -0.5f, 1.0f));
+  return {__builtin_fmaf(p, z * r, r), c, (int32_t)__builtin_bit_cast(int64_t, t)};
+}
+
+//@ sin needs trigcore
+static inline float pb_sin(float x) {
+  PbTrig t = pb_trigcore(x);
+  float y = t.n & 1 ? t.c : t.s;
+  return t.n & 2 ? -y : y;
+}
+
+//@ cos needs trigcore
+static inline float pb_cos(float x) {
+  PbTrig t = pb_trigcore(x);
+  float y = t.n & 1 ? t.s : t.c;
+  return (t.n + 1) & 2 ? -y : y;
+}
+
+//@ tan needs trigcore
+static inline float pb_tan(float x) {
+  PbTrig t = pb_trigcore(x);
+  return t.n & 1 ? -t.c / t.s : t.s / t.c;
+}
+
+//@ sqrt
+static inline float pb_sqrt(float x) { return __builtin_sqrtf(x); }
+
+//@ rsqrt
+static inline float pb_rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
+
+//@ floor
+static inline float pb_floor(float x) { return __builtin_floorf(x); }
+
+//@ ceil
+static inline float pb_ceil(float x) { return __builtin_ceilf(x); }
+
+//@ trunc
+static inline float pb_trunc(float x) { return __builtin_truncf(x); }
+
+//@ round
+static inline float pb_round(float x) { return __builtin_nearbyintf(x); }
+
+//@ abs
+static inline float pb_abs(float x) { return __builtin_fabsf(x); }
+static inline int64_t pb_abs(int64_t x) { return x < 0 ? -x : x; }
+
+//@ sign
+static inline float pb_sign(float x) { return (float)((x > 0.0f) - (x < 0.0f)); }
+static inline int64_t pb_sign(int64_t x) { return (x > 0) - (x < 0); }
+
+//@ max
+// NaN wins, as in eager.
+static inline float pb_max(float a, float b) { return (a > b) | (a != a) ? a : b; }
+static inline int64_t pb_max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+//@ min
+static inline float pb_min(float a, float b) { return (a < b) | (a != a) ? a : b; }
+static inline int64_t pb_min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+//@ fmod
+static inline float pb_fmod(float a, float b) { return std::fmod(a, b); }
+static inline int64_t pb_fmod(int64_t a, int64_t b) { return a % b; }
+
+//@ remainder
+static inline float pb_remainder(float a, float b) {
+  float r = std::fmod(a, b);
+  return (r != 0.0f) & ((r < 0.0f) != (b < 0.0f)) ? r + b : r;
+}
+static inline int64_t pb_remainder(int64_t a, int64_t b) {
+  int64_t r = a % b;
+  return (r != 0) & ((r < 0) != (b < 0)) ? r + b : r;
+}
+
+//@ floordiv
+static inline int64_t pb_floordiv(int64_t a, int64_t b) {
+  return a / b - ((a % b != 0) & ((a < 0) != (b < 0)));
+}
+
+//@ truncdiv
+static inline int64_t pb_truncdiv(int64_t a, int64_t b) { return a / b; }
+
+//@ pow
+static inline float pb_pow(float a, float b) { return std::pow(a, b); }
+
+//@ atan2
+static inline float pb_atan2(float a, float b) { return std::atan2(a, b); }
+
+//@ erfc
+static inline float pb_erfc(float x) { return std::erfc(x); }
+
+//@ asin
+static inline float pb_asin(float x) { return std::asin(x); }
+
+//@ acos
+static inline float pb_acos(float x) { return std::acos(x); }
+
+//@ atan
+static inline float pb_atan(float x) { return std::atan(x); }
+
+//@ sinh
+static inline float pb_sinh(float x) { return std::sinh(x); }
+
+//@ cosh
+static inline float pb_cosh(float x) { return std::cosh(x); }
+
+//@ asinh
+static inline float pb_asinh(float x) { return std::asinh(x); }
+
+//@ acosh
+static inline float pb_acosh(float x) { return std::acosh(x); }
+
+//@ atanh
+static inline float pb_atanh(float x) { return std::atanh(x); }
+
+//@ float16
+// Bit arithmetic, so that loops over half-precision data stay vector loops.
+static inline float pb_from_float16(uint16_t h) {
+  int32_t em = h & 0x7FFF;
+  int32_t b = pb_bits(pb_float(em << 13) * 5.192296858534828e33f);
+  b = em >= 0x7C00 ? b | 0x7F800000 : b;
+  return pb_float(b | ((int32_t)(h & 0x8000) << 16));
+}
+static inline uint16_t pb_to_float16(float x) {
+  int32_t b = pb_bits(x), a = b & 0x7FFFFFFF;
+  int32_t normal = (a + 0xFFF + ((a >> 13) & 1) - 0x38000000) >> 13;
+  int32_t small = pb_bits(pb_float(a < 0x38800000 ? a : 0) + 0.5f) - 0x3F000000;
+  int32_t r = a < 0x38800000 ? small : normal;
+  r = a >= 0x47800000 ? 0x7C00 : r;
+  r = a > 0x7F800000 ? 0x7E00 : r;
+  return (uint16_t)(r | ((b >> 16) & 0x8000));
+}
+
+//@ bfloat16
+static inline float pb_from_bfloat16(uint16_t h) { return pb_float((int32_t)((uint32_t)h << 16)); }
+static inline uint16_t pb_to_bfloat16(float x) {
+  uint32_t b = (uint32_t)pb_bits(x);
+  uint32_t r = (b + 0x7FFF + ((b >> 16) & 1)) >> 16;
+  return (uint16_t)(x != x ? 0x7FC0 : r);
+}
+
+//@ gemm
+// BLAS as libtorch exports it, column-major: C^T = B^T A^T. `ta`, `tb` say that an operand lies
+// transposed in memory; lda, ldb are its leading strides.
+extern "C" void sgemm_(const char*, const char*, const int*, const int*, const int*, const float*, const float*,
+                       const int*, const float*, const int*, const float*, float*, const int*);
+static inline void pb_gemm(const float* a, bool ta, int64_t lda, const float* b, bool tb, int64_t ldb, float* c,
+                           int64_t m, int64_t n, int64_t k, int64_t ldc) {
+  const float one = 1.0f, zero = 0.0f;
+  const int im = (int)m, in = (int)n, ik = (int)k, ia = (int)lda, ib = (int)ldb, ic = (int)ldc;
+  sgemm_(tb ? "T" : "N", ta ? "T" : "N", &in, &im, &ik, &one, b, &ib, a, &ia, &zero, c, &ic);
+}
+
+//@ pack
+extern "C" void playbook_pack(const char* source, char* target, int64_t itemsize, int dims, const int64_t* sizes,
+                              const int64_t* strides, void*) {
+  int64_t total = 1;
+  for (int d = 0; d < dims; ++d) total *= sizes[d];
+  #pragma omp parallel for schedule(static) if (total >= 65536)
+  for (int64_t k = 0; k < total; ++k) {
+    int64_t rest = k, offset = 0;
+    for (int d = dims - 1; d >= 0; --d) {
+      offset += rest % sizes[d] * strides[d];
+      rest /= sizes[d];
+    }
+    __builtin_memcpy(target + k * itemsize, source + offset * itemsize, itemsize);
+  }
+}
