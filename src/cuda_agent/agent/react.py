@@ -45,7 +45,8 @@ def run_episode(
     try:
         ending, detail = episode.run(system, prompt, history)
     except PolicyError as error:
-        ending, detail = Ending.POLICY_ERROR, str(error)
+        ending = Ending.TIME_LIMIT if episode.time_is_up() else Ending.POLICY_ERROR
+        detail = str(error)
     except InfrastructureError as error:
         ending, detail = Ending.SANDBOX_ERROR, str(error)
     except KeyboardInterrupt:
@@ -82,7 +83,7 @@ class _Episode:
     def run(self, system: str, prompt: str, history: Sequence[Turn]) -> tuple[Ending, str]:
         self._messages = opening(system, prompt, history)
         self._num_turns = len(history)
-        self._policy.start(self._context, self._messages if history else ())
+        self._policy.start(self._context, tuple(self._messages) if history else ())
         while True:
             if limit := self._limit_reached():
                 return limit
@@ -100,11 +101,14 @@ class _Episode:
             if self._bad_turns >= self._config.max_format_errors:
                 return Ending.FORMAT_ERRORS, f"{self._bad_turns} turns in a row without a usable action"
 
+    def time_is_up(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
     def _limit_reached(self) -> tuple[Ending, str] | None:
         config = self._config
         if self._num_turns >= config.max_turns:
             return Ending.TURN_LIMIT, f"{config.max_turns} turns"
-        if self._deadline is not None and time.monotonic() >= self._deadline:
+        if self.time_is_up():
             return Ending.TIME_LIMIT, f"{config.time_limit_s:g} s"
         tokens = self._meter.tokens(self._messages)
         if tokens + min(MAX_ANSWER_RESERVE, config.max_context // 8) > config.max_context:

@@ -53,7 +53,7 @@ class RecordedServer:
         api_key: refuse other keys.
 
     Attributes:
-        requests: bodies of all chat requests, in order.
+        requests: bodies of all chat requests, refused ones too, in order.
         url: base URL for a client.
 
     Raises:
@@ -93,7 +93,6 @@ class RecordedServer:
         """Fault due, if any, and the answer that comes after the messages of ``body``."""
         number = sum(m.get("role") == "assistant" for m in body["messages"])
         with self._lock:
-            self.requests.append(body)
             pending = self._pending.get(number)
             fault = pending.pop(0) if pending else None
         answers = self.recording.answers
@@ -174,6 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
             body = json.loads(raw)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise _Refused(400, f"the body is not JSON: {error}") from None
+        if isinstance(body, dict):
+            recorded.requests.append(body)
         _check(body, recorded)
         checked: dict[str, Any] = body
         return checked
