@@ -81,9 +81,7 @@ def summarise(output: str, *, root: Path | None = None, limit: int = MAX_CHARS) 
     if root is not None:
         output = output.replace(f"{root}/", "")
     errors = _distinct(_parse(output.splitlines()))
-    if not errors:
-        return _tail(output, limit)
-    parts: list[str] = []
+    parts = [] if errors else [_tail(output, limit - 200)]
     size = 0
     for index, error in enumerate(errors):
         text = error.render()

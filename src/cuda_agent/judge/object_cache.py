@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from cuda_agent.backends.base import CompileStep
 
 _CACHE_VERSION = "1"
+_ELF = b"\x7fELF"
 _MAX_CACHE_BYTES = 2 << 30
 _PRUNE_INTERVAL_S = 3600.0
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^">\n]+)[">]', re.MULTILINE)
@@ -77,10 +78,11 @@ class ObjectStore:
         return self._root / "tmp" / f"{uuid.uuid4().hex}.o"
 
     def has(self, path: Path) -> bool:
-        """Whether the entry exists; marks it as used."""
+        """Whether the entry is there and is an object file; marks it as used."""
         try:
-            if path.stat().st_size == 0:
-                return False
+            with path.open("rb") as file:
+                if file.read(len(_ELF)) != _ELF:
+                    return False
             os.utime(path)
         except OSError:
             return False
