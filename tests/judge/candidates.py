@@ -79,6 +79,7 @@ class ModelNew(nn.Module):
         self.scale = nn.Parameter(torch.ones(width))
         self.register_buffer("shift", torch.zeros(width))
 {init}
+{methods}
     def forward(self, x):
 {forward}
 """
@@ -97,6 +98,7 @@ def write_candidate(
     forward: str = FORWARD,
     imports: str = "",
     init: str = "",
+    methods: str = "",
     model: str | None = None,
 ) -> Path:
     """Write a candidate's files into ``folder``; returns it."""
@@ -104,11 +106,16 @@ def write_candidate(
     kernels.mkdir(parents=True, exist_ok=True)
     (kernels / "scaled_relu_binding.cpp").write_text(BINDING)
     (kernels / "scaled_relu.cpp").write_text(kernel)
-    source = MODEL.format(imports=imports, init=_indented(init), forward=_indented(forward))
+    source = MODEL.format(
+        imports=imports,
+        init=_indented(init, 8),
+        methods=_indented(methods, 4),
+        forward=_indented(forward, 8),
+    )
     (folder / "model_new.py").write_text(source if model is None else model)
     return folder
 
 
-def _indented(text: str) -> str:
+def _indented(text: str, spaces: int) -> str:
     body = dedent(text).strip("\n")
-    return "\n".join("        " + line for line in body.splitlines())
+    return "\n".join(" " * spaces + line for line in body.splitlines())

@@ -129,7 +129,9 @@ def test_changed_inputs_are_a_violation(session: JudgeSession, tmp_path: Path) -
 
 
 def test_work_after_return_is_late(session: JudgeSession, tmp_path: Path) -> None:
-    late = KERNEL.replace('extern "C" void run_kernel', "static void work") + """
+    late = (
+        KERNEL.replace('extern "C" void run_kernel', "static void work")
+        + """
 #include <chrono>
 #include <thread>
 extern "C" void run_kernel(float* y, const float* x, const float* scale, const float* shift,
@@ -140,6 +142,7 @@ extern "C" void run_kernel(float* y, const float* x, const float* scale, const f
     }).detach();
 }
 """
+    )
     result = verify(session, write_candidate(tmp_path, kernel=late))
     assert result.correct is False
 
@@ -158,7 +161,7 @@ def test_a_crash_is_a_fault_and_the_next_candidate_is_fine(session: JudgeSession
 
 
 def test_an_endless_loop_times_out(tmp_path: Path) -> None:
-    endless = KERNEL.replace("const float v", "while (rows) { asm volatile(\"\"); } const float v")
+    endless = KERNEL.replace("const float v", 'while (rows) { asm volatile(""); } const float v')
     config = JudgeConfig(device=Device.CPU, run_limit_s=5.0)
     with JudgeSession(TASK, config) as session:
         result = verify(session, write_candidate(tmp_path, kernel=endless))
@@ -175,7 +178,7 @@ def test_a_compile_error_names_file_and_line(session: JudgeSession, tmp_path: Pa
         freeze(write_candidate(tmp_path, kernel=KERNEL.replace("const float v", "const flot v"))), Scope.FULL
     )
     assert (result.stage, result.compiled, result.correct, result.reward) == (Stage.BUILD, False, False, -1)
-    assert "kernels/scaled_relu.cpp:5" in result.detail
+    assert "kernels/scaled_relu.cpp:6" in result.detail
 
 
 def test_state_must_match(session: JudgeSession, tmp_path: Path) -> None:
@@ -187,11 +190,10 @@ def test_state_must_match(session: JudgeSession, tmp_path: Path) -> None:
 def test_prepare_runs_after_weights_change(session: JudgeSession, tmp_path: Path) -> None:
     folder = write_candidate(
         tmp_path,
-        init="""
-        self.twice = None
-
-    def prepare(self):
-        self.twice = (self.scale * 2).detach() / 2
+        init="self.twice = None",
+        methods="""
+        def prepare(self):
+            self.twice = (self.scale * 2).detach() / 2
         """,
         forward="""
         if self.twice is None:
@@ -209,7 +211,7 @@ def test_prepare_runs_after_weights_change(session: JudgeSession, tmp_path: Path
 def test_lower_precision_is_named(tmp_path: Path) -> None:
     rough = KERNEL.replace(
         "const float v = x[i * width + j] * scale[j];",
-        "union { float f; unsigned u; } r; r.f = x[i * width + j]; r.u &= 0xffffe000u;"
+        "union { float f; unsigned u; } r; r.f = x[i * width + j]; r.u = (r.u + 0x1000u) & 0xffffe000u;"
         " const float v = r.f * scale[j];",
     )
     folder = write_candidate(tmp_path, kernel=rough)
@@ -232,9 +234,7 @@ def test_lower_precision_is_named(tmp_path: Path) -> None:
     ],
     ids=["random", "no-tensor", "import", "shape", "too-large"],
 )
-def test_a_bad_reference_is_refused_in_one_line(
-    tmp_path: Path, change: tuple[str, str], words: str
-) -> None:
+def test_a_bad_reference_is_refused_in_one_line(tmp_path: Path, change: tuple[str, str], words: str) -> None:
     task = Task(code=TASK.code.replace(*change), name="bad")
     with JudgeSession(task, CONFIG) as session, pytest.raises(TaskError, match=words) as caught:
         verify(session, write_candidate(tmp_path))

@@ -66,11 +66,11 @@ class DeviceMemory:
     Attributes:
         pointer: device address.
         size: bytes mapped, a multiple of the granularity.
-        fd: descriptor to send to another process; owned by this object (-1 when imported).
+        fd: descriptor to send to another process; owned by this object.
     """
 
     def __init__(self, nbytes: int, *, device: int, fd: int | None = None) -> None:
-        """Create an allocation, or import the one behind ``fd`` (which the caller then closes).
+        """Create an allocation, or import the one behind ``fd``, which this object then owns.
 
         Raises:
             DeviceMemoryError: the driver refused.
@@ -118,6 +118,7 @@ class DeviceMemory:
             ),
             "cuMemImportFromShareableHandle",
         )
+        self.fd = fd
 
     def _map(self, device: int) -> None:
         pointer = ctypes.c_ulonglong(0)

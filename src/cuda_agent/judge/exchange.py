@@ -68,8 +68,6 @@ class Block:
             torch.zeros(1, device=self.device)  # the primary context must be current
             self._memory = DeviceMemory(self.nbytes, device=index, fd=fd)
             self.bytes = torch.as_tensor(self._memory, device=self.device)
-        if fd is not None:
-            os.close(fd)
 
     @property
     def fd(self) -> int:

@@ -62,13 +62,13 @@ class JudgeSession:
         self._config = config
         self._backend: Backend = get_backend(config.device, gpu=config.gpu)
         self._facts = self._backend.facts()
-        self._place = choose_place(self._backend.name, config)
-        self._versions = versions(self._place, self._facts.driver)
+        self.place = choose_place(self._backend.name, config)
+        self._versions = versions(self.place, self._facts.driver)
         self._cache = BaselineCache(
-            task, config, self._place, device_name=self._facts.name, versions=self._versions
+            task, config, self.place, device_name=self._facts.name, versions=self._versions
         )
         self._seed = secrets.randbits(31)
-        self._compiler = Compiler(task, config, self._place, seed=self._seed)
+        self._compiler = Compiler(task, config, self.place, seed=self._seed)
         self._reference: Reference | None = None
         self._spare: Candidate | None = None
         self.last_saved: Mapping[str, Any] | None = None
@@ -77,7 +77,7 @@ class JudgeSession:
             reference="task" if task_given else "unverified",
             track=config.track,
             precision=config.precision,
-            place=self._place,
+            place=self.place,
             facts=self._facts,
             versions=self._versions,
         )
@@ -120,7 +120,7 @@ class JudgeSession:
         if not outcome.ok or outcome.library is None:
             fault = Fault.TIME_OUT if outcome.timed_out else None
             return replace(failed_build(outcome.message, fault), seconds=seconds)
-        scan = scan_library(outcome.library, backend=self._place.kind)
+        scan = scan_library(outcome.library, backend=self.place.kind)
         findings = [*scan_sources(snapshot.files), *scan.findings]
         if (result := forbidden(findings)) is not None:
             return replace(result, seconds=seconds)
@@ -128,7 +128,7 @@ class JudgeSession:
         built = Built(folder, outcome.library)
         if scope is Scope.BUILD:
             return replace(self._import_only(built), seconds=seconds, notes=tuple(notes))
-        with lease(self._place.device):
+        with lease(self.place.device):
             result = self._attempts(built, scope, say)
         return replace(result, seconds={**seconds, **result.seconds}, notes=tuple([*notes, *result.notes]))
 
@@ -136,14 +136,14 @@ class JudgeSession:
 
     def _warm(self, scope: Scope) -> None:
         """Start what will be needed; processes import torch while the candidate compiles."""
-        self._spare = self._spare or Candidate(self._config, self._place)
+        self._spare = self._spare or Candidate(self._config, self.place)
         if scope is Scope.BUILD:
             return
         if self._reference is None:
-            self._reference = Reference(self._task, self._config, self._place)
+            self._reference = Reference(self._task, self._config, self.place)
         wants_compile = scope in (Scope.PROFILE, Scope.FULL)
         if wants_compile and (
-            self._cache.get(0) is None or (scope is Scope.FULL and self._place.kind == "cpu")
+            self._cache.get(0) is None or (scope is Scope.FULL and self.place.kind == "cpu")
         ):
             self._compiler.start()
 
@@ -173,14 +173,14 @@ class JudgeSession:
         self._verdict.inputs = tuple(inputs)
 
     def _fresh_candidate(self) -> Candidate:
-        candidate = self._spare or Candidate(self._config, self._place)
+        candidate = self._spare or Candidate(self._config, self.place)
         self._spare = None
         try:
             candidate.settle()
         except (WorkerDied, WorkerError) as error:
             candidate.close()
             raise InfrastructureError(
-                f"a fresh worker cannot use {self._place.device}: {error}",
+                f"a fresh worker cannot use {self.place.device}: {error}",
                 "Run `cuda-agent doctor`; a GPU that fails here may need a look by its owner.",
             ) from None
         return candidate
@@ -209,7 +209,7 @@ class JudgeSession:
             probe.probe()
         except (WorkerDied, WorkerError) as error:
             raise InfrastructureError(
-                f"{self._place.device} fails a known-good computation after a candidate's fault: {error}"
+                f"{self.place.device} fails a known-good computation after a candidate's fault: {error}"
             ) from None
         finally:
             probe.close()
@@ -221,15 +221,15 @@ class JudgeSession:
 
     def _reference_survived(self) -> None:
         """After a fault the reference runner may have lost the device: start it anew."""
-        if self._place.kind == "cuda" and self._reference is not None:
+        if self.place.kind == "cuda" and self._reference is not None:
             self._reference.close()
-            self._reference = Reference(self._task, self._config, self._place)
+            self._reference = Reference(self._task, self._config, self.place)
 
     def _attempt(self, built: Built, scope: Scope, say: Say) -> tuple[Result, bool]:
         reference = self._loaded_reference()
         candidate = self._fresh_candidate()
-        self._spare = Candidate(self._config, self._place)
-        subject = Subject(reference, candidate, self._config, self._place)
+        self._spare = Candidate(self._config, self.place)
+        subject = Subject(reference, candidate, self._config, self.place)
         attempt = Attempt(
             subject, facts=self._facts, compiler=self._compiler, cache=self._cache, seed=self._seed, say=say
         )
