@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from typing import Any
 
 # CSI and OSC sequences (colours, cursor movement, titles), and two-character escapes.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -20,6 +21,18 @@ def printable(data: bytes) -> str:
     if "\r" in text:
         text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def writable(value: Any) -> Any:
+    """``value`` (plain JSON types) without lone surrogates, which no file and no pipe can take.
+
+    They come from models (half an emoji as ``\\ud83d``) and from file names that are not UTF-8.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {writable(key): writable(member) for key, member in value.items()}
+    return [writable(item) for item in value] if isinstance(value, list) else value
 
 
 def cap(text: str, limit: int) -> str:

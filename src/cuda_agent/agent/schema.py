@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+from cuda_agent.agent.output import writable
 from cuda_agent.agent.policy import ToolSpec
 
 _SCALARS: dict[Any, str] = {str: "string", int: "integer", bool: "boolean", float: "number"}
@@ -210,7 +211,7 @@ def _structure(kind: str, value: Any) -> Any:
     wanted = list if kind == "array" else dict
     if isinstance(value, str):  # some models write a nested structure as a JSON string
         try:
-            value = json.loads(value)
+            value = writable(json.loads(value))
         except json.JSONDecodeError:
             return _MISSING
     return value if isinstance(value, wanted) else _MISSING

@@ -183,7 +183,7 @@ class _Live:
 
     def exchange(self, command: str, kept: HeadTail, *, deadline: float) -> tuple[int | None, str]:
         """Status of the command, ``None`` when the shell ended; a note when it had to be stopped."""
-        self._pending = memoryview(command.encode(errors="surrogateescape") + b"\0")
+        self._pending = memoryview(command.encode(errors="backslashreplace") + b"\0")
         limit_s = deadline - time.monotonic()
         status = None
         with selectors.DefaultSelector() as selector, suppress(BrokenPipeError):
@@ -200,7 +200,7 @@ class _Live:
                     self._drain(kept)
                     break
             else:
-                return None, f"timed out after {limit_s:.0f} s: the command and all it started were killed"
+                return None, f"timed out after {limit_s:.3g} s: the command and all it started were killed"
         if status is None:
             self.exit_code = self.process.wait(5)
         return status, ""

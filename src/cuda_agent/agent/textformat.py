@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cuda_agent.agent.output import writable
 from cuda_agent.agent.policy import Message, ToolSpec
 from cuda_agent.agent.schema import signature_text
 from cuda_agent.trajectory import ToolCall
@@ -185,8 +186,7 @@ def _parse_json(text: str, position: int) -> tuple[str, dict[str, Any], int]:
             f"or use this form, which needs no escaping:\n{EXAMPLE}"
         ) from None
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):
-        arguments = _json_object(arguments)
+    arguments = writable(_json_object(arguments) if isinstance(arguments, str) else arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise _Malformed('A JSON tool call must be {"name": "...", "arguments": {...}}.')
     closers = _CLOSERS.match(text, end)

@@ -11,7 +11,7 @@ from typing import Literal, Self, TypedDict
 
 from cuda_agent.agent.background import BackgroundCommand, BackgroundCommands
 from cuda_agent.agent.files import FileTools
-from cuda_agent.agent.output import cap
+from cuda_agent.agent.output import cap, writable
 from cuda_agent.agent.paths import OURS, Confined, ToolError
 from cuda_agent.agent.policy import ToolSpec
 from cuda_agent.agent.schema import ArgumentError, check_arguments, tool_spec
@@ -181,11 +181,11 @@ class Toolbox:
         if call.name not in self._specs:
             close = difflib.get_close_matches(call.name, self._specs, n=1, cutoff=0.5)
             meant = f" Did you mean {close[0]}?" if close else ""
-            return f"there is no tool {call.name!r}.{meant} Tools: {', '.join(self._specs)}"
+            return f"there is no tool {call.name[:80]!r}.{meant} Tools: {', '.join(self._specs)}"
         try:
             check_arguments(self._specs[call.name].parameters, call.arguments)
         except ArgumentError as error:
-            return f"{call.name}: {error}"
+            return cap(f"{call.name}: {error}", self._max_output_chars)
         return ""
 
     def call(self, call: ToolCall, *, limit_s: float | None = None) -> Observation:
@@ -208,7 +208,9 @@ class Toolbox:
                 raise InfrastructureError(f"tool {call.name} failed: {error}") from None
             text, is_error = f"{call.name} failed: {error.strerror or error}", True
         seconds = time.monotonic() - started
-        return Observation(call.id, cap(text, self._max_output_chars), is_error=is_error, seconds=seconds)
+        return Observation(
+            call.id, cap(writable(text), self._max_output_chars), is_error=is_error, seconds=seconds
+        )
 
     def close(self) -> None:
         """Kill the shell and all background commands; may run twice."""

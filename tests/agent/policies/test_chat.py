@@ -213,6 +213,15 @@ def test_a_proxy_of_the_environment_does_not_hide_a_local_endpoint(
     assert episode(chat(serve(DONE), max_retries=0)).ending is Ending.FINISHED
 
 
+def test_half_an_emoji_does_no_harm(serve: Any, episode: Any, workspace: Path) -> None:
+    command = {"name": "Bash", "arguments": {"command": "echo '\ud83d'; touch $'\\xff'"}}
+    listing = {"name": "Glob", "arguments": {"pattern": "*"}}
+    done = episode(chat(serve({"text": "half \ud83d", "calls": [command, listing]}, DONE)))
+    assert done.ending is Ending.FINISHED
+    first = done.trajectory.turns[0]
+    assert [o.text for o in first.observations] == ["\\ud83d", "\\udcff"] and first.text == "half \\ud83d"
+
+
 def test_resume_goes_on_at_the_right_answer(serve: Any, episode: Any) -> None:
     server = serve(LS, LS, DONE)
     first = episode(chat(server), config=EpisodeConfig(max_turns=1))

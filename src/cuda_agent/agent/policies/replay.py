@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cuda_agent.agent.output import writable
 from cuda_agent.agent.policy import Action, EpisodeContext, Message, ToolSpec
 from cuda_agent.errors import UsageError
 from cuda_agent.trajectory import ToolCall, read_trajectory
@@ -126,7 +127,7 @@ def _with_ids(action: Action, number: int) -> Action:
 
 def _last(lines: list[str], others: bool, path: Path) -> list[Any]:
     try:
-        return [json.loads(lines[-1])] if lines else []
+        return [writable(json.loads(lines[-1]))] if lines else []
     except json.JSONDecodeError:
         if others:  # cut off by a kill
             return []
@@ -137,6 +138,6 @@ def _last(lines: list[str], others: bool, path: Path) -> list[Any]:
 
 def _json(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        return writable(json.loads(text))
     except json.JSONDecodeError as error:
         raise UsageError(f"{where} is not JSON: {error}") from None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cuda_agent.agent.output import cap
+from cuda_agent.agent.output import cap, writable
 from cuda_agent.agent.policies.options import PolicyOptions
 from cuda_agent.agent.policy import Message, ToolSpec
 from cuda_agent.agent.textformat import NO_ACTION, has_calls, parse_answer
@@ -86,6 +86,7 @@ def read_answer(
     Raises:
         NonsenseError: no answer in it.
     """
+    data = writable(data)
     choices = data.get("choices") if isinstance(data, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
@@ -168,7 +169,7 @@ def _arguments(raw: Any) -> tuple[dict[str, Any], str]:
             return {}, f"its arguments are not valid JSON ({error}), they end with {raw[-60:]!r}"
     if not isinstance(raw, dict):
         return {}, f"its arguments must be a JSON object, not {type(raw).__name__}"
-    return raw, ""
+    return writable(raw), ""
 
 
 def _text_calls(
