@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cuda_agent.agent.playbook import emit_cpu
+from cuda_agent.agent.playbook import emit_cpu, emit_cuda
+from cuda_agent.agent.playbook.emit_cuda import CudaEmitter, Launch
 from cuda_agent.agent.playbook.expr import functions_used
 from cuda_agent.agent.playbook.kernel import Kernel, Mode
 from cuda_agent.agent.playbook.plan import GemmStep, Step
@@ -105,3 +106,40 @@ class CpuKernels:
             wide = (2, 4, 8) if kernel.lane > 8192 else ()
             return Knob(describe(kernel), legend, 0, (0, *serial, *wide))
         return Knob(describe(kernel), "rows and columns: bit 0 one thread", 0, (0, *serial))
+
+
+class CudaKernels:
+    """CUDA, matrix products by cuBLAS.
+
+    Args:
+        tf32: the task's contract lets float32 products use TF32.
+    """
+
+    suffix = ".cu"
+    library = "cuda_math.cuh"
+    binding = "binding_cuda.cpp"
+    wide_gemm = False
+    holds_constants = True
+    c_types = emit_cuda.C_TYPES
+
+    def __init__(self, *, tf32: bool = False) -> None:
+        self.tf32 = tf32
+
+    def emit(self, step: Step, name: str) -> Emitted:
+        """See :class:`KernelBackend`."""
+        if isinstance(step, GemmStep):
+            choices = (0, 1) if self.tf32 and step.dtype == "float32" else (0,)
+            knob = Knob("a matrix product", "gemm: 1 lets float32 use TF32", 0, choices)
+            return Emitted(name, emit_cuda.gemm_function(step, name), frozenset({"gemm"}), knob)
+        emitter = CudaEmitter(step)
+        launches = emitter.launches()
+        text = emitter.function(name, launches)
+        sections = frozenset({*functions_used([step]), "reduce"})
+        legend = "kernels: " + ", ".join(f"{n} {launch}" for n, launch in enumerate(launches[:-1]))
+        knob = Knob(describe(step), legend, 0, tuple(range(len(launches) - 1)))
+        return Emitted(name, text, sections, knob)
+
+    def call(self, name: str, args: Sequence[str], config: str) -> str:
+        """See :class:`KernelBackend`."""
+        call = f"{name}({', '.join([*args, config, '(cudaStream_t)stream'])})"
+        return f"if (const char* error = {call}) return error;"

@@ -81,6 +81,10 @@ class Candidate:
         """Text of the binding; the same for every candidate of a backend."""
         return library.text(self.backend.binding)
 
+    def config_text(self) -> str:
+        """The line of model_new.py that sets CONFIG."""
+        return f"CONFIG = {self.config!r}"
+
     def model_source(self) -> str:
         """Text of model_new.py."""
         return _model(self)
@@ -204,7 +208,7 @@ _HEADER = '''"""{title}
 import cuda_extension
 
 {head}
-CONFIG = {config}
+{config}
 """Launch parameters of each kernel, for each input case: {legend}."""
 
 
@@ -246,7 +250,7 @@ def _model(candidate: Candidate) -> str:
         summary=textwrap.fill(_summary(candidate), 100),
         imports="\n".join(imports),
         head=head.strip() + "\n",
-        config=repr(candidate.config).replace("], ", "],\n          "),
+        config=candidate.config_text(),
         legend=legend or "none",
         body=textwrap.indent("\n\n".join(methods), "    "),
     )

@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Refused as error:
         records = [{"t": "refused", "why": str(error)}]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text("".join(json.dumps(r, separators=(",", ":")) + "\n" for r in records))
+    lines = [json.dumps(r, separators=(",", ":")) for r in records]
+    options.out.write_text("".join(line + "\n" for line in lines))
     ops = [r for r in records if r["t"] == "op"]
     cases = sum(r["t"] == "case" for r in records)
     for record in records:
@@ -61,7 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"refused: {record['why']}")
             return 1
     print(f"captured {len(ops)} operators over {cases} input case(s) in {len(records)} lines")
+    print("pages:", *_pages([len(line) + 1 for line in lines]))
     return 0
+
+
+def _pages(lengths: Sequence[int], limit: int = 14_000) -> Iterator[str]:
+    """Line ranges of at most ``limit`` characters: what one tool answer can show."""
+    first, size = 1, 0
+    for number, length in enumerate(lengths, 1):
+        if size and size + length > limit:
+            yield f"{first}-{number - 1}"
+            first, size = number, 0
+        size += length
+    yield f"{first}-{len(lengths)}"
 
 
 def capture(model_file: Path) -> Iterator[dict[str, Any]]:

@@ -338,8 +338,8 @@ _OMP = {"sum": "+", "prod": "*", "max": "max", "min": "min"}
 def gemm_function(step: GemmStep, name: str) -> str:
     """A matrix product as a C++ function; config 1: threads take panels of rows."""
     a, b = step.a, step.b
-    ta, lda = _layout(a.strides[1:], (step.m, step.k))
-    tb, ldb = _layout(b.strides[1:], (step.k, step.n))
+    ta, lda = layout(a.strides[1:], (step.m, step.k))
+    tb, ldb = layout(b.strides[1:], (step.k, step.n))
     call = (
         f"pb_gemm(a + {a.offset} + q * {a.strides[0]}{{rows}}, {str(ta).lower()}, {lda}, "
         f"b + {b.offset} + q * {b.strides[0]}, {str(tb).lower()}, {ldb}, "
@@ -365,7 +365,7 @@ def gemm_function(step: GemmStep, name: str) -> str:
 """
 
 
-def _layout(strides: tuple[int, ...], shape: tuple[int, int]) -> tuple[bool, int]:
+def layout(strides: tuple[int, ...], shape: tuple[int, int]) -> tuple[bool, int]:
     """(lies transposed, leading stride) of a row-major (rows, columns) operand."""
     (rows, columns), (m, k) = strides, shape
     if columns == 1 or k == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from cuda_agent.agent.playbook.affine import Access, Shape, counter
@@ -100,11 +100,10 @@ def plan(program: Program, *, wide_gemm: bool) -> Plan:
 
 class _Planner:
     def __init__(self, program: Program, wide_gemm: bool) -> None:
-        self.program = program
-        self.wide_gemm = wide_gemm
+        self.program = _widened(program) if wide_gemm else program
+        program = self.program
         self.outputs = _distinct_outputs(program.outputs)
         self.needed: list[Value] = [v for v, _ in self.outputs.values()]
-        self.wide: dict[int, Value] = {}
 
     def run(self) -> Plan:
         for _ in range(10_000):
@@ -141,8 +140,6 @@ class _Planner:
 
     def _storage(self, value: Value) -> str:
         ctype_of(value.dtype)
-        if isinstance(value, Gemm) and self.wide_gemm:
-            return "float32"
         return value.dtype
 
     # Kernels
@@ -190,17 +187,10 @@ class _Planner:
 
     def _gemm(self, value: Gemm, memory: dict[int, str], storage: dict[str, str]) -> GemmStep:
         batch, m, n = value.shape
-        a = self._operand(self._widened(value.a), memory, storage)
-        b = self._operand(self._widened(value.b), memory, storage)
+        a = self._operand(value.a, memory, storage)
+        b = self._operand(value.b, memory, storage)
         name = memory[id(value)]
         return GemmStep(a, b, name, storage[name], batch, m, n, value.a.shape[2])
-
-    def _widened(self, value: Value) -> Value:
-        if not self.wide_gemm or value.dtype == "float32":
-            return value
-        if id(value) not in self.wide:
-            self.wide[id(value)] = Pointwise(value.shape, "float32", "cast", (value,), CType.F)
-        return self.wide[id(value)]
 
     def _operand(self, value: Value, memory: dict[int, str], storage: dict[str, str]) -> Operand:
         forms = [counter(3, k) for k in range(3)]
@@ -219,6 +209,50 @@ class _Planner:
         if not _library_layout((sm, sk), value.shape[1:]):
             raise Materialise(value)
         return Operand(node.buffer, node.dtype, node.form.const, (sb, sm, sk))
+
+
+def _widened(program: Program) -> Program:
+    """The program with every matrix product in float32."""
+    made: dict[int, Value] = {}
+
+    def wide(value: Value) -> Value:
+        if isinstance(value, View | Reshape):  # the cast goes below: a view of it is still free
+            return replace(value, dtype="float32", arg=wide(value.arg))
+        if value.dtype == "float32":
+            return value
+        key = id(value)
+        if key not in casts:
+            casts[key] = Pointwise(value.shape, "float32", "cast", (value,), CType.F)
+        return casts[key]
+
+    casts: dict[int, Value] = {}
+    for value in topological(program.outputs):
+        fresh = _with_operands(value, made)
+        if isinstance(fresh, Gemm) and fresh.dtype != "float32":
+            fresh = Gemm(fresh.shape, "float32", wide(fresh.a), wide(fresh.b))
+        made[id(value)] = fresh
+    outputs = [made[id(v)] for v in program.outputs]
+    pairs = zip(outputs, program.outputs, strict=True)
+    return Program(program.sources, [_of_type(new, old.dtype) for new, old in pairs])
+
+
+def _of_type(value: Value, dtype: str) -> Value:
+    if value.dtype == dtype:
+        return value
+    return Pointwise(value.shape, dtype, "cast", (value,), ctype_of(dtype))
+
+
+def _with_operands(value: Value, made: dict[int, Value]) -> Value:
+    if isinstance(value, Pointwise):
+        return replace(value, args=tuple(made[id(a)] for a in value.args))
+    if isinstance(value, View | Reshape):
+        arg = made[id(value.arg)]
+        return replace(value, arg=arg, dtype=arg.dtype)
+    if isinstance(value, Reduce):
+        return replace(value, arg=made[id(value.arg)])
+    if isinstance(value, Gemm):
+        return replace(value, a=made[id(value.a)], b=made[id(value.b)])
+    return value
 
 
 def _library_layout(strides: tuple[int, int], shape: Shape) -> bool:
