@@ -11,23 +11,30 @@ from cuda_agent.judge.entry import judge
 from cuda_agent.reporting import Reporter
 from cuda_agent.result import Result, Stage
 from cuda_agent.run_folder import RunFolder, writing
+from cuda_agent.trajectory import Ending
 from cuda_agent.workspace.snapshot import Snapshot, freeze
 
 # Verified versions that no script timed are timed at the end, the latest first, this many at most.
 MAX_LATE_PROFILES = 3
 
 
-def conclude(episode: Episode, prepared: Prepared, folder: RunFolder, reporter: Reporter) -> Result:
+# Endings that say nothing of the policy's work: where it left nothing, there is nothing to judge.
+_FAILED = (Ending.POLICY_ERROR, Ending.SANDBOX_ERROR, Ending.INTERRUPTED)
+
+
+def conclude(
+    episode: Episode, ending: Ending, prepared: Prepared, *, folder: RunFolder, reporter: Reporter
+) -> Result | None:
     """Judge the fastest version that passed the public part, once, by the private suite.
 
     If it fails there, that verdict stands (docs/judging.md, "What is run"). Where no version passed,
-    the final state gets the verdict.
+    the final state gets the verdict; ``None`` where there is none to give.
 
     Raises:
         InfrastructureError: the folder cannot be written.
         ToolchainError, TaskError: the judge cannot work any more.
     """
-    return _Conclusion(episode, prepared, folder, reporter).run()
+    return _Conclusion(episode, prepared, folder, reporter).run(ending)
 
 
 def save_best(episode: Episode, folder: RunFolder) -> None:
@@ -54,13 +61,15 @@ class _Conclusion:
     def __init__(self, episode: Episode, prepared: Prepared, folder: RunFolder, reporter: Reporter) -> None:
         self._episode, self._prepared, self._folder, self._reporter = episode, prepared, folder, reporter
 
-    def run(self) -> Result:
+    def run(self, ending: Ending) -> Result | None:
         # Saved before anything else runs: a second Ctrl-C from here on loses nothing.
         save_best(self._episode, self._folder)
         final = self._judge_final_state()
         self._profile_untimed()
         best = self._episode.ledger.best()
         chosen = best.snapshot if best else final
+        if chosen is None and ending in _FAILED:
+            return None
         if chosen is None:
             result = self._nothing_written()
         else:

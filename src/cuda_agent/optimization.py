@@ -19,7 +19,7 @@ from cuda_agent.config import Device
 from cuda_agent.episode import Episode, Prepared
 from cuda_agent.reporting import Reporter, Silent
 from cuda_agent.result import Result
-from cuda_agent.run_folder import RunFolder, write_text
+from cuda_agent.run_folder import RunFolder, check_free, write_text
 from cuda_agent.settings import OptimizeSettings
 from cuda_agent.summary import Outcome, summary_text
 from cuda_agent.task import Task
@@ -44,6 +44,7 @@ def optimize_task(
         PolicyError: the policy cannot start.
     """
     reporter = reporter or Silent()
+    check_free(out)
     prepared = prepare(task, settings, reporter)
     folder = RunFolder.create(out, task.name)
     folder.save_task(task)
@@ -97,7 +98,7 @@ def _execute(prepared: Prepared, folder: RunFolder, reporter: Reporter, *, resum
         with contextlib.closing(prepared.policy):
             ending, detail = episode.resume() if resume else episode.start()
         reporter.say(f"episode ended: {ending}" + (f" ({detail})" if detail else ""))
-        result = conclude(episode, prepared, folder, reporter)
+        result = conclude(episode, ending, prepared, folder=folder, reporter=reporter)
     except KeyboardInterrupt:
         ending = Ending.INTERRUPTED
         save_best(episode, folder)

@@ -54,8 +54,7 @@ class RunFolder:
             UsageError: the folder already holds something, or cannot be made.
         """
         chosen = root or _free(DEFAULT_ROOT / name)
-        if chosen.exists() and (not chosen.is_dir() or any(chosen.iterdir())):
-            raise UsageError(f"{chosen} is not empty", "Name another --out, or continue it with --resume.")
+        check_free(chosen)
         try:
             chosen.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -118,6 +117,16 @@ class RunFolder:
             return Result.from_dict(read_json(self.result))
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{self.result} is no result: {error}", "Judge the candidate again.") from None
+
+
+def check_free(root: Path | None) -> None:
+    """Whether a run can start in ``root``.
+
+    Raises:
+        UsageError: it holds something.
+    """
+    if root is not None and root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise UsageError(f"{root} is not empty", "Name another --out, or continue it with --resume.")
 
 
 def write_text(path: Path, text: str) -> None:

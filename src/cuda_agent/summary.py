@@ -63,6 +63,8 @@ def verdict(result: Result | None) -> str:
         return "not judged"
     if result.correct:
         return "verified"
+    if result.candidate_hash is None:
+        return "no candidate"
     if result.violations:
         return "refused: " + ", ".join(sorted({str(v.kind) for v in result.violations}))
     return f"wrong at {result.stage}" + (f" ({result.fault})" if result.fault else "")
@@ -141,8 +143,13 @@ def _result_parts(result: Result) -> list[str]:
 
 def _files_part(outcome: Outcome) -> str:
     folder = outcome.folder
-    lines = ["## Files", "", "- `candidate/`: the kernels and `model_new.py`", "- `result.json`: the verdict"]
-    lines += ["- `trajectory.jsonl`: every turn", "- `snapshots/`: every version judged on the way"]
+    files = {
+        folder.candidate: "`candidate/`: the kernels and `model_new.py`",
+        folder.result: "`result.json`: the verdict",
+        folder.trajectory: "`trajectory.jsonl`: every turn",
+        folder.snapshots: "`snapshots/`: every version judged on the way",
+    }
+    lines = ["## Files", "", *(f"- {about}" for path, about in files.items() if path.exists())]
     if outcome.result is not None and outcome.result.correct:
         lines += ["", "Use it:", "", "```python", "import cuda_agent", ""]
         lines += [f'model = cuda_agent.load("{folder.root.name}")', "```"]

@@ -79,7 +79,8 @@ def print_outcomes(outcomes: Sequence[Outcome]) -> None:
             for line in reasons(result)[:5]:
                 sys.stdout.write(f"{outcome.task.name}: {_cut(line, 300)}\n")
         folder = outcome.folder
-        sys.stdout.write(f"{outcome.task.name}: kernels in {folder.candidate}, report in {folder.summary}\n")
+        kernels = f"kernels in {folder.candidate}, " if folder.candidate.is_dir() else ""
+        sys.stdout.write(f"{outcome.task.name}: {kernels}report in {folder.summary}\n")
     sys.stdout.flush()
 
 
