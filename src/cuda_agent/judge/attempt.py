@@ -36,6 +36,7 @@ from cuda_agent.result import Stage, Times, Violation, ViolationKind
 
 Say = Callable[[str], None]
 _PERTURBED_DRAWS = 2
+_PUBLIC_TIMING_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,8 @@ class Attempt:
 
     def _profile(self, scope: Scope) -> CheckReport | None:
         weights = self._subject.reference.weights
-        budget_s = self._subject.config.timing_budget_s / len(weights)
+        share = 1.0 if scope is Scope.FULL else _PUBLIC_TIMING_SHARE
+        budget_s = share * self._subject.config.timing_budget_s / len(weights)
         for case in range(len(weights)):
             try:
                 profile = self._profile_case(case, budget_s, scope)
@@ -268,25 +270,31 @@ class Attempt:
         cached = self._cache.get(case)
         live_first = cached is None or (scope is Scope.FULL and self._subject.place.kind == "cpu")
         if live_first:
-            return self._live(case, budget_s)
+            return self._live(case, budget_s, scope)
         assert cached is not None
-        samples = Profiler(self._subject, case, budget_s).run()
+        samples = self._measure(case, budget_s, scope)
         eager_now = Times.of(samples.eager).median
         drift = cached.drift(eager_now)
         if scope is Scope.FULL and drift > MAX_DRIFT:
-            return self._live(case, budget_s)
+            return self._live(case, budget_s, scope)
         note = cached.why or (
             f"torch.compile measured {cached.measured}, rescaled by eager (drift {drift:.1%})"
         )
         return CaseProfile(samples, cached.rescaled(eager_now), note)
 
-    def _live(self, case: int, budget_s: float) -> CaseProfile:
+    def _measure(
+        self, case: int, budget_s: float, scope: Scope, compiled: Reference | None = None
+    ) -> CaseSamples:
+        thorough = scope is Scope.FULL
+        return Profiler(self._subject, case, budget_s, compiled=compiled, thorough=thorough).run()
+
+    def _live(self, case: int, budget_s: float, scope: Scope) -> CaseProfile:
         with_sets = self._subject.reference.draw(case=case)
         try:
             compiled: Reference | None = self._compiler.compiled(case, [with_sets])
         finally:
             with_sets.close()
-        samples = Profiler(self._subject, case, budget_s, compiled=compiled).run()
+        samples = self._measure(case, budget_s, scope, compiled)
         self._cache.put(
             case, eager=samples.eager, compile=samples.compile, why="" if compiled else self._compiler.why
         )

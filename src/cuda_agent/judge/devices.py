@@ -59,7 +59,11 @@ class Place:
             named = visible[config.gpu] if config.gpu < len(visible) and visible[0] else str(config.gpu)
             env |= {"CUDA_VISIBLE_DEVICES": named, "CUDA_MODULE_LOADING": "LAZY"}
         else:
-            env |= {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+            env |= {
+                "CUDA_VISIBLE_DEVICES": "",
+                "TORCHINDUCTOR_COMPILE_THREADS": "1",
+                "OMP_PROC_BIND": "true",
+            }
         if inductor_key is not None:
             env["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir() / "inductor" / inductor_key)
         return env
