@@ -216,6 +216,43 @@ def test_builds_at_the_same_time_share_a_fresh_cache(
     assert not list((tmp_path / "cache" / "objects" / "tmp").iterdir())
 
 
+KILLED = """
+import sys
+from pathlib import Path
+from cuda_agent.backends import get_backend
+from cuda_agent.config import Device, Track
+from cuda_agent.judge.build import build
+from cuda_agent.workspace.snapshot import freeze
+print("ready", flush=True)
+snapshot, folder = freeze(Path(sys.argv[1])), Path(sys.argv[2])
+build(snapshot, get_backend(Device.CPU), track=Track.MATCHED, folder=folder, limit_s=99)
+"""
+
+
+def test_a_build_killed_half_way_leaves_no_broken_object(
+    cpu: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_AGENT_CACHE", str(tmp_path / "cache"))
+    doubling = "\n".join(f"#define M{i} M{i - 1} M{i - 1}" for i in range(1, 24))
+    only(f"#define M0 int f();\n{doubling}\nM23\n").write(tmp_path / "w")
+    argv = [sys.executable, "-c", KILLED, str(tmp_path / "w"), str(tmp_path / "killed")]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    patience = time.monotonic() + 30
+    while not _processes_in(tmp_path / "killed"):
+        assert time.monotonic() < patience
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert not list((tmp_path / "cache" / "objects").glob("??/*.o"))
+    monkeypatch.setattr(builds, "fixed_files", lambda: {"binding.cpp": b"int x;", "binding_registry.h": b""})
+    assert run_build(only("int answer() { return 42; }\n"), cpu, tmp_path / "after").ok
+    while _processes_in(tmp_path / "killed"):  # the compiler dies with the process that started it
+        assert time.monotonic() < patience
+        time.sleep(0.05)
+
+
 def test_a_damaged_object_is_made_again(
     cpu: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

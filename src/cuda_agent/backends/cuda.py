@@ -30,6 +30,7 @@ GPU_MISSING = Missing(
     "no NVIDIA GPU answers here",
     f"Use --device cpu; to compile only, set {ARCH_VARIABLE} (for example sm_90).",
 )
+_SMI_FOLDERS = "/usr/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/lib/wsl/lib"
 _QUERY = ("index", "uuid", "name", "compute_cap", "driver_version")
 # As torch.utils.cpp_extension defines them: what builds here also builds under the public scripts.
 _HALF_DEFINES = (
@@ -43,7 +44,7 @@ _HALF_DEFINES = (
 @functools.cache
 def list_gpus() -> tuple[dict[str, str], ...]:
     """What nvidia-smi says of each visible GPU, in the order that CUDA_VISIBLE_DEVICES gives."""
-    program = shutil.which("nvidia-smi")
+    program = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path=_SMI_FOLDERS)
     if program is None:
         return ()
     argv = [program, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"]
