@@ -60,7 +60,7 @@ def examples(backend: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
 @pytest.mark.parametrize("track", list(Track))
 @pytest.mark.parametrize("precision", list(Precision))
 def test_every_contract_is_filled_in(backend: str, track: Track, precision: Precision) -> None:
-    skill = text(backend, track, precision)
+    skill = " ".join(text(backend, track, precision).split())
     assert "@@" not in skill
     assert "NVIDIA H200" in skill and "4.2 TB/s" in skill and "60.0 MiB" in skill
     assert ("atol = rtol = 1e-2" in skill) == (track is Track.PAPER)
