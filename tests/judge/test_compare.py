@@ -88,6 +88,10 @@ def test_budget_by_hand():
     assert error_budget((0.0, 1.0), torch.float16) == Budget(4 * 2.0**-11, 3.0)
     assert error_budget((0.0, 0.0), torch.bfloat16) == Budget(4 * 2.0**-8, 4 * 2.0**-8)
     assert error_budget((0.0, 0.0), torch.float64).max == 8192 * 2.0**-53
+    few = error_budget((0.0, 1e-3), torch.float32, num_elements=63)
+    assert few == Budget(128 * U32, 64e-3)
+    assert error_budget((0.0, 1e-3), torch.float32, num_elements=64).max == 32 * U32
+    assert error_budget((0.0, 0.0), torch.float16, num_elements=1).max == 4 * 2.0**-11
 
 
 def test_shape_and_dtype_are_strict():
@@ -177,7 +181,7 @@ def test_rms_alone_can_fail():
 
 
 def test_widen_is_a_factor_on_the_budget():
-    expected = torch.ones(8)
+    expected = torch.ones(64)
     actual = expected + 80 * U32  # e = 40 u: over 32 u, under 64 u
     assert not matched(actual, expected, expected.double()).ok
     assert matched(actual, expected, expected.double(), widen=2.0).ok

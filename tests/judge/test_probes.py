@@ -25,8 +25,8 @@ def test_names():
 def test_scaling_by_hand():
     x = torch.tensor([[0.0, 1.5, -2.25, 4.5]])
     assert derive([x], "scale_up", gen())[0].tolist() == [[0.0, 12.0, -18.0, 36.0]]
-    assert derive([x], "scale_down", gen())[0].tolist() == [[0.0, 1.5 / 64, -2.25 / 64, 4.5 / 64]]
-    assert derive([x], "mixed", gen())[0].tolist() == [[0.0, 1.5, -36.0, 72.0]]
+    assert derive([x], "scale_down", gen())[0].tolist() == [[0.0, 1.5 / 8, -2.25 / 8, 4.5 / 8]]
+    assert derive([x], "mixed", gen())[0].tolist() == [[0.0, 1.5, -18.0, 36.0]]
     assert x.tolist() == [[0.0, 1.5, -2.25, 4.5]]
 
 
