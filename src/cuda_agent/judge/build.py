@@ -16,9 +16,10 @@ import subprocess
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from cuda_agent.backends import toolchain
 from cuda_agent.backends.base import Backend, CompileStep
@@ -154,7 +155,7 @@ def _compile_all(pending: Sequence[tuple[CompileStep, Path]], folder: Path, dead
         while waiting or running:
             while waiting and len(running) < _num_jobs():
                 step, final = waiting.pop(0)
-                running.append(_start(step, final, folder))
+                running.append(_start(step, final, folder, deadline))
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
                 logs.append(_finish(job, folder))
@@ -172,25 +173,31 @@ def _compile_all(pending: Sequence[tuple[CompileStep, Path]], folder: Path, dead
 
 def _num_jobs() -> int:
     cores = len(os.sched_getaffinity(0))
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(cores, available // _BYTES_PER_JOB))
+    # Pages of the file cache count as free here: on a long-running machine few others are.
+    text = Path("/proc/meminfo").read_text(encoding="ascii")
+    available = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
+    most = int(available[1]) * 1024 // _BYTES_PER_JOB if available else cores
+    return max(1, min(cores, most))
 
 
-def _start(step: CompileStep, final: Path, folder: Path) -> _Job:
+def _start(step: CompileStep, final: Path, folder: Path, deadline: float) -> _Job:
     step.output.parent.mkdir(parents=True, exist_ok=True)
     log = folder / f".{uuid.uuid4().hex}.log"
     argv = (*step.argv, "-MD", "-MF", f"{step.output}.d")
     with log.open("wb") as stream:
         # Both streams: nvcc writes some errors to stdout.
-        process = spawn(
-            argv, cwd=folder, env=_compile_env(), limits=_LIMITS, stdout=stream, stderr=subprocess.STDOUT
-        )
+        process = _spawn(argv, folder, stream, deadline)
     return _Job(step, final, log, process)
 
 
-def _compile_env() -> dict[str, str]:
-    # A plain locale: messages in English, with plain quotes.
-    return clean_env({"LC_ALL": "C"})
+def _spawn(argv: Sequence[str], folder: Path, log: IO[bytes], deadline: float) -> Process:
+    """A compiler or linker in a group of its own, in a plain locale (English, plain quotes).
+
+    Its processor time is limited too: should we be killed, a compiler that its driver left behind ends.
+    """
+    limits = replace(_LIMITS, cpu_s=int(max(0.0, deadline - time.monotonic())) + 2)
+    env = clean_env({"LC_ALL": "C"})
+    return spawn(argv, cwd=folder, env=env, limits=limits, stdout=log, stderr=subprocess.STDOUT)
 
 
 def _finish(job: _Job, folder: Path) -> str:
@@ -251,9 +258,7 @@ def _link(backend: Backend, objects: Sequence[Path], folder: Path, deadline: flo
     log = folder / f".{uuid.uuid4().hex}.log"
     with log.open("wb") as stream:
         argv = backend.link_argv(objects, library)
-        process = spawn(
-            argv, cwd=folder, env=_compile_env(), limits=_LIMITS, stdout=stream, stderr=subprocess.STDOUT
-        )
+        process = _spawn(argv, folder, stream, deadline)
     try:
         status = process.wait(max(1.0, deadline - time.monotonic()))
     finally:

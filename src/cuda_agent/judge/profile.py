@@ -27,6 +27,7 @@ _MAX_SETS = 4
 _FRESH_DRAW_S = 0.1
 _HELD_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}
 _SETTLE_S = 0.003
+_NUM_SLOPES = 4
 
 # A burst is not flushed, and the host may be what is measured: below this, per call, it says nothing.
 HOST_ALLOWANCE_US = {"cpu": 5.0, "cuda": 60.0}
@@ -90,7 +91,7 @@ class Profiler:
             case: index of the input case.
             budget_s: seconds to aim for.
             compiled: the reference under torch.compile, to be timed live.
-            thorough: also read the kernels' times, and the judge's clock three times.
+            thorough: also read the judge's own clock and the kernels' times.
         """
         self._subject = subject
         self._thorough = thorough
@@ -119,9 +120,10 @@ class Profiler:
                 if index >= _MIN_BLOCKS and time.monotonic() > deadline:
                     break
                 self._block(index, num_calls)
-            self._clock(num_calls)
-            self._kernels()
-            self._apply_bound()
+            if self._thorough:
+                self._clock(num_calls)
+                self._kernels()
+                self._apply_bound()
             return self.samples
         finally:
             self._release()
@@ -231,7 +233,7 @@ class Profiler:
     def _clock(self, num_calls: int) -> None:
         """The judge's own clock: slope over bursts of n and 2 n calls on unseen inputs."""
         size = max(2, num_calls)
-        for _ in range(3 if self._thorough else 1):
+        for _ in range(_NUM_SLOPES):
             self._refresh()
             spans = []
             for factor in (1, 2):
@@ -241,7 +243,7 @@ class Profiler:
             self.samples.wall.append(max(0.0, (spans[1] - spans[0]) / size * 1e6))
 
     def _kernels(self) -> None:
-        if self._thorough and self._subject.place.kind == "cuda":
+        if self._subject.place.kind == "cuda":
             self.samples.kernel, self.samples.kernel_names = self._subject.candidate.kernels(
                 self._blocks, self._plans, num_calls=3
             )
