@@ -225,7 +225,7 @@ from cuda_agent.judge.build import build
 from cuda_agent.workspace.snapshot import freeze
 print("ready", flush=True)
 snapshot, folder = freeze(Path(sys.argv[1])), Path(sys.argv[2])
-build(snapshot, get_backend(Device.CPU), track=Track.MATCHED, folder=folder, limit_s=99)
+build(snapshot, get_backend(Device.CPU), track=Track.MATCHED, folder=folder, limit_s=3)
 """
 
 
@@ -248,7 +248,7 @@ def test_a_build_killed_half_way_leaves_no_broken_object(
     assert not list((tmp_path / "cache" / "objects").glob("??/*.o"))
     monkeypatch.setattr(builds, "fixed_files", lambda: {"binding.cpp": b"int x;", "binding_registry.h": b""})
     assert run_build(only("int answer() { return 42; }\n"), cpu, tmp_path / "after").ok
-    while _processes_in(tmp_path / "killed"):  # the compiler dies with the process that started it
+    while _processes_in(tmp_path / "killed"):  # what the driver left behind ends with its own limit
         assert time.monotonic() < patience
         time.sleep(0.05)
 

@@ -135,7 +135,10 @@ class CpuBackend:
         PyTorch's own OpenMP runtime is linked, not the compiler's: two in one process would each
         start a pool of threads.
         """
-        bundled = sorted((require_torch().root / "lib").glob("libgomp*.so*"))
+        root = require_torch().root
+        bundled = [
+            p for d in (root / "lib", root.parent / "torch.libs") for p in sorted(d.glob("libgomp*.so*"))
+        ]
         return host_link_argv(objects, output, [str(bundled[0]) if bundled else "-lgomp"])
 
 

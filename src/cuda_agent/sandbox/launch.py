@@ -34,6 +34,7 @@ def main() -> None:
         ("memory_bytes", resource.RLIMIT_AS),
         ("file_bytes", resource.RLIMIT_FSIZE),
         ("processes", resource.RLIMIT_NPROC),
+        ("cpu_s", resource.RLIMIT_CPU),
     ):
         if limits[name] is not None:
             _, hard = resource.getrlimit(number)

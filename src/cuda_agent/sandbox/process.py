@@ -33,6 +33,7 @@ class Limits:
         memory_bytes: address space. Leave ``None`` with CUDA, which reserves far more than it uses.
         file_bytes: largest file written.
         processes: number of processes and threads of the user.
+        cpu_s: processor time of each process, seconds; ends descendants that outlive us, too.
         network: leave the network reachable.
         die_with_parent: kill when the starting thread's process dies.
     """
@@ -40,6 +41,7 @@ class Limits:
     memory_bytes: int | None = None
     file_bytes: int | None = None
     processes: int | None = None
+    cpu_s: int | None = None
     network: bool = False
     die_with_parent: bool = True
 
