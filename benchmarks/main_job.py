@@ -2,8 +2,9 @@
 
     python benchmarks/main_job.py --device cuda --repeats 3 --out results.json
 
-Each repeat is a whole run of ``cuda-agent optimize`` (playbook policy) in a process of its own and a new
-folder; after it, the same candidate is loaded and compared with eager on fresh inputs.
+Each module is a whole run of ``cuda-agent optimize`` (playbook policy) in a process of its own; the final
+candidate is then judged ``--repeats`` times more, each in processes of its own, and the loaded result is
+compared with eager on fresh inputs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -41,56 +43,71 @@ print(json.dumps(max(float((a.double() - b.double()).abs().max()) for a, b in zi
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], required=True)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3, help="verdicts on each final candidate")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once; the device's lease orders them")
     parser.add_argument("--only", nargs="*", default=list(modules.NAMES))
-    parser.add_argument("--time-limit", type=float, default=None, help="seconds for the whole benchmark")
+    parser.add_argument("--keep", type=Path, help="keep the runs' folders here")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    start = time.monotonic()
     rows: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory() as root:
-        for repeat in range(options.repeats):
-            for name in options.only:
-                if options.time_limit and time.monotonic() - start > options.time_limit:
-                    print(f"time limit: {name} repeat {repeat} not run", flush=True)
-                    continue
-                rows.append(run_one(name, options.device, Path(root) / f"{name}-{repeat}"))
-                print(line(rows[-1]), flush=True)
-                document = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "argv": sys.argv[1:]}
-                options.out.write_text(json.dumps({**document, "rows": rows}, indent=1))
+    with tempfile.TemporaryDirectory() as root, ThreadPoolExecutor(options.jobs) as pool:
+        folder = options.keep or Path(root)
+        runs = [
+            pool.submit(run_one, name, options.device, folder / name, options.repeats)
+            for name in options.only
+        ]
+        for run in as_completed(runs):
+            rows.append(run.result())
+            print(line(rows[-1]), flush=True)
+            document = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "argv": sys.argv[1:]}
+            options.out.write_text(json.dumps({**document, "rows": rows}, indent=1))
     return 0
 
 
-def run_one(name: str, device: str, folder: Path) -> dict[str, object]:
-    """One whole run; the row that goes into the JSON."""
-    folder.mkdir()
+def run_one(name: str, device: str, folder: Path, repeats: int) -> dict[str, object]:
+    """One whole run, then the verdict repeated on its candidate; the row that goes into the JSON."""
+    folder.mkdir(parents=True)
     task = folder / f"{name}.py"
     task.write_text(modules.source(name, device))
     out = folder / "out"
     argv = [sys.executable, "-m", "cuda_agent", "optimize", str(task), "--device", device, "--out", str(out)]
     begin = time.monotonic()
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    seconds = time.monotonic() - begin
-    row: dict[str, object] = {"module": name, "exit": done.returncode, "seconds": seconds}
+    row: dict[str, object] = {
+        "module": name,
+        "exit": done.returncode,
+        "seconds": time.monotonic() - begin,
+    }
     path = out / "result.json"
     if not path.is_file():
         return {**row, "stderr": done.stderr[-1500:]}
-    result = json.loads(path.read_text())
-    for key in ("candidate_us", "eager_us", "compile_us", "kernel_us", "wall_us"):
-        if result[key]:
-            result[key]["samples"] = len(result[key]["samples"])
-    row["result"] = result
-    if result["correct"]:
-        check = subprocess.run(
-            [sys.executable, "-c", _CHECK, str(out), str(task), device],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        row["loaded_max_abs_difference"] = (
-            json.loads(check.stdout.splitlines()[-1]) if check.returncode == 0 else check.stderr[-800:]
-        )
+    row["result"] = short(json.loads(path.read_text()))
+    if not row["result"]["correct"]:  # type: ignore[index]
+        return row
+    judge = [sys.executable, "-m", "cuda_agent", "judge", str(out / "candidate"), "--task", str(task)]
+    row["repeats"] = [repeat([*judge, "--device", device, "--json"]) for _ in range(repeats)]
+    check = [sys.executable, "-c", _CHECK, str(out), str(task), device]
+    loaded = subprocess.run(check, capture_output=True, text=True, check=False)
+    row["loaded_max_abs_difference"] = (
+        json.loads(loaded.stdout.splitlines()[-1]) if loaded.returncode == 0 else loaded.stderr[-800:]
+    )
     return row
+
+
+def repeat(argv: list[str]) -> dict[str, object]:
+    """One more verdict, from a process of its own."""
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return {"exit": done.returncode, "stderr": done.stderr[-500:]}
+    return short(json.loads(done.stdout))
+
+
+def short(result: dict[str, object]) -> dict[str, object]:
+    """The result with the number of samples in place of the samples."""
+    for value in result.values():
+        if isinstance(value, dict) and "samples" in value:
+            value["samples"] = len(value["samples"])
+    return result
 
 
 def line(row: dict[str, object]) -> str:
