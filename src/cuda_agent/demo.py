@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cuda_agent.cli.progress import Lines
 from cuda_agent.config import Device, JudgeConfig
-from cuda_agent.errors import UsageError
+from cuda_agent.errors import CudaAgentError, InfrastructureError, TaskError, UsageError
 from cuda_agent.optimization import optimize_task
 from cuda_agent.run_folder import RunFolder
 from cuda_agent.settings import OptimizeSettings
@@ -20,13 +20,16 @@ EXAMPLES = ("fused_chain", "odd_softmax", "norm_gelu")
 
 def run_demo(
     *, out: Path | None = None, device: Device = Device.AUTO, names: Sequence[str] = ()
-) -> list[Outcome]:
+) -> tuple[list[Outcome], list[CudaAgentError]]:
     """Optimise examples one after the other with the playbook, telling progress on stderr.
 
     Args:
         out: an empty or new folder; one run in it for each example.
         device: where kernels run.
         names: which examples; all when empty.
+
+    Returns:
+        Outcomes, and the errors of examples that gave none.
 
     Raises:
         UsageError: no such example, or ``out`` holds something.
@@ -37,10 +40,18 @@ def run_demo(
     chosen = tuple(names) or EXAMPLES
     root = RunFolder.create(out, "demo").root
     settings = OptimizeSettings(judge=JudgeConfig(device=device))
-    outcomes = []
+    outcomes: list[Outcome] = []
+    failures: list[CudaAgentError] = []
     with resources.as_file(resources.files("cuda_agent") / "examples") as folder:
         for index, name in enumerate(chosen):
             reporter = Lines(prefix=f"[{index + 1}/{len(chosen)} {name}] ")
             task = load_task_file(folder / f"{name}.py")
-            outcomes.append(optimize_task(task, settings, out=root / name, reporter=reporter))
-    return outcomes
+            try:
+                outcomes.append(optimize_task(task, settings, out=root / name, reporter=reporter))
+            except (TaskError, InfrastructureError) as error:
+                # One that fails does not take the others' results away.
+                reporter.say(f"failed: {error}")
+                failures.append(error)
+    if not outcomes and failures:
+        raise failures[0]
+    return outcomes, failures

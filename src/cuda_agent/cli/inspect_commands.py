@@ -65,14 +65,13 @@ def export(
     typer.echo(f"{path}\ninstall it with: pip install --no-build-isolation {path}")
 
 
-def doctor(
-    json_: JsonOption = False,
-) -> None:
-    """Tell what this machine has and lacks, with remedies."""
-    from cuda_agent.doctor import examine
+def doctor(json_: JsonOption = False) -> None:
+    """Tell what this machine has and lacks, with remedies. Exit 1 where the main job cannot run."""
+    from cuda_agent.doctor import examine, healthy
 
     report = examine()
     sys.stdout.write((report.to_json() if json_ else report.text()) + "\n")
+    raise typer.Exit(0 if healthy(list(report.checks)) else 1)
 
 
 def new(

@@ -120,9 +120,11 @@ def demo(
     from cuda_agent.cli.progress import print_outcomes
     from cuda_agent.demo import run_demo
 
-    outcomes = run_demo(out=out, device=device, names=names or ())
+    outcomes, failures = run_demo(out=out, device=device, names=names or ())
     print_outcomes(outcomes)
-    raise typer.Exit(max((exit_code(outcome) for outcome in outcomes), default=0))
+    for failure in failures:
+        typer.echo(f"cuda-agent: {failure}", err=True)
+    raise typer.Exit(1 if failures else max(exit_code(outcome) for outcome in outcomes))
 
 
 def _resumed_folder(out: Path | None, target: str | None) -> Path:
