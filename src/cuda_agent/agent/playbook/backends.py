@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cuda_agent.agent.playbook import emit_cpu, emit_cuda
-from cuda_agent.agent.playbook.emit_cuda import CudaEmitter, Launch
+from cuda_agent.agent.playbook import emit_cpu, emit_cuda, rewrite
+from cuda_agent.agent.playbook.emit_cuda_reduce import cuda_emitter
 from cuda_agent.agent.playbook.expr import functions_used
+from cuda_agent.agent.playbook.ir import Program
 from cuda_agent.agent.playbook.kernel import Kernel, Mode
 from cuda_agent.agent.playbook.plan import GemmStep, Step
 
@@ -55,9 +56,16 @@ class KernelBackend(Protocol):
     suffix: str
     library: str
     binding: str
-    wide_gemm: bool
     holds_constants: bool
-    c_types: Mapping[str, str]
+
+    @property
+    def c_types(self) -> Mapping[str, str]:
+        """C type of each dtype."""
+        ...
+
+    def rewrite(self, program: Program) -> Program:
+        """The program as this backend wants it before planning."""
+        ...
 
     def emit(self, step: Step, name: str) -> Emitted:
         """Source of one step."""
@@ -83,9 +91,12 @@ class CpuKernels:
     suffix = ".cpp"
     library = "cpu_math.h"
     binding = "binding_cpu.cpp"
-    wide_gemm = True
     holds_constants = False
     c_types = emit_cpu.C_TYPES
+
+    def rewrite(self, program: Program) -> Program:
+        """See :class:`KernelBackend`: products in float32."""
+        return rewrite.widened(program)
 
     def emit(self, step: Step, name: str) -> Emitted:
         """See :class:`KernelBackend`."""
@@ -118,12 +129,15 @@ class CudaKernels:
     suffix = ".cu"
     library = "cuda_math.cuh"
     binding = "binding_cuda.cpp"
-    wide_gemm = False
     holds_constants = True
     c_types = emit_cuda.C_TYPES
 
     def __init__(self, *, tf32: bool = False) -> None:
         self.tf32 = tf32
+
+    def rewrite(self, program: Program) -> Program:
+        """See :class:`KernelBackend`: reductions of few long rows in two steps."""
+        return rewrite.split_long_reductions(program)
 
     def emit(self, step: Step, name: str) -> Emitted:
         """See :class:`KernelBackend`."""
@@ -131,7 +145,7 @@ class CudaKernels:
             choices = (0, 1) if self.tf32 and step.dtype == "float32" else (0,)
             knob = Knob("a matrix product", "gemm: 1 lets float32 use TF32", 0, choices)
             return Emitted(name, emit_cuda.gemm_function(step, name), frozenset({"gemm"}), knob)
-        emitter = CudaEmitter(step)
+        emitter = cuda_emitter(step)
         launches = emitter.launches()
         text = emitter.function(name, launches)
         sections = frozenset({*functions_used([step]), "reduce"})

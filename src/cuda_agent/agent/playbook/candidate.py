@@ -102,15 +102,13 @@ def make_candidate(captured: Captured, source: str, backend: KernelBackend) -> C
     cases = []
     names: dict[str, str] = {}
     for case in captured.cases:
-        planned = plan(lower(case), wide_gemm=backend.wide_gemm)
+        planned = plan(backend.rewrite(lower(case)))
         emitted = tuple(_named(backend, step, names) for step in planned.steps)
         cases.append(_case_plan(case, planned, emitted))
     frame = skeleton(source, captured.state)
-    if any(i.kind == "const" and i.value is None for c in captured.cases for i in c.inputs):
-        if not frame.owns_attributes:
-            raise Unsupported(
-                "the constructor cannot be reused and a tensor attribute is not in the state_dict"
-            )
+    attributes = any(i.kind == "const" and i.value is None for c in captured.cases for i in c.inputs)
+    if attributes and not frame.owns_attributes:
+        raise Unsupported("the constructor cannot be reused and a tensor attribute is not in the state_dict")
     return Candidate(backend, cases, frame, [[k.default for k in c.knobs] for c in cases])
 
 
@@ -187,7 +185,8 @@ def _entry(backend: KernelBackend, index: int, case: CasePlan) -> str:
 
 def _dispatch(num_cases: int) -> str:
     cases = "\n".join(f"    case {k}: return case{k}(p, config, stream);" for k in range(num_cases))
-    return f"""extern "C" const char* playbook_run(int entry, void* const* p, const int64_t* config, void* stream) {{
+    return f"""extern "C" const char* playbook_run(
+    int entry, void* const* p, const int64_t* config, void* stream) {{
   switch (entry) {{
 {cases}
   }}
@@ -310,7 +309,8 @@ def _run(candidate: Candidate, index: int) -> str:
     shapes = _output_shapes(case)
     for name in dict.fromkeys(case.plan.outputs):
         dtype = case.plan.storage[name]
-        lines.append(f"    {name} = torch.empty({_tuple(shapes[name])}, dtype=torch.{dtype}, device=device)")
+        shape = _tuple(shapes[name])
+        lines.append(f"    {name} = torch.empty({shape}, dtype=torch.{dtype}, device=device)")
     if case.workspace:
         lines.append(f"    workspace = torch.empty(({case.workspace},), dtype=torch.uint8, device=device)")
     tensors = ", ".join(expressions.get(n, n) for n in case.tensors)

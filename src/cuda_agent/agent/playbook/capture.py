@@ -134,7 +134,7 @@ def _load(path: Path) -> ModuleType:
 def _state(model: torch.nn.Module) -> Iterator[dict[str, Any]]:
     """Every parameter and buffer, for a ModelNew that must register them by name."""
     for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
-        for name, tensor in named:  # type: ignore[attr-defined]
+        for name, tensor in named:
             owner = model.get_submodule(name.rpartition(".")[0])
             leaf = name.rpartition(".")[2]
             transient = leaf in owner._non_persistent_buffers_set
@@ -154,12 +154,11 @@ def _export(model: torch.nn.Module, inputs: tuple[Any, ...]) -> list[dict[str, A
             raise Refused(
                 f"the module writes to its {output.kind.name.split('_')[0].lower()} {output.target}"
             )
-    records = [*_inputs(model, program), *_operators(program), _outputs(program)]
-    return records
+    return [*_inputs(model, program), *_operators(program), _outputs(program)]
 
 
 def _decompositions() -> dict[Any, Any]:
-    table = torch.export.default_decompositions()
+    table: dict[Any, Any] = torch.export.default_decompositions()
     kept = [op for op in table if op.name().split("::")[1].split(".")[0] in KEPT]
     for op in kept:
         table.pop(op)

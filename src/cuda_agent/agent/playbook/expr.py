@@ -15,11 +15,48 @@ INFIX = {
 }  # fmt: skip
 # Functions of the library, by operation. Costly ones are worth keeping between passes over a row.
 FUNCTIONS = frozenset(
-    """exp expm1 log log1p log2 log10 exp2 sin cos tan tanh sigmoid erf erfc sqrt rsqrt floor ceil round
-    trunc asin acos atan sinh cosh asinh acosh atanh atan2 pow fmod remainder floordiv truncdiv min max
-    abs sign""".split()
+    [
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "log2",
+        "log10",
+        "exp2",
+        "sin",
+        "cos",
+        "tan",
+        "tanh",
+        "sigmoid",
+        "erf",
+        "erfc",
+        "sqrt",
+        "rsqrt",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "atan2",
+        "pow",
+        "fmod",
+        "remainder",
+        "floordiv",
+        "truncdiv",
+        "min",
+        "max",
+        "abs",
+        "sign",
+    ]
 )
-CHEAP = frozenset("sqrt floor ceil round trunc min max abs sign".split())
+CHEAP = frozenset(["sqrt", "floor", "ceil", "round", "trunc", "min", "max", "abs", "sign"])
 
 
 def literal(number: float | int | bool, ctype: CType) -> str:
@@ -96,11 +133,11 @@ def _finite_test(kind: str) -> Callable[[Sequence[str], CType], str]:
 
 
 _SPECIAL: dict[str, Callable[[Sequence[str], CType], str]] = {
-    "neg": lambda t, c: f"(-{t[0]})",
-    "not": lambda t, c: f"(!{t[0]})",
-    "bitnot": lambda t, c: f"(~{t[0]})",
+    "neg": lambda t, _: f"(-{t[0]})",
+    "not": lambda t, _: f"(!{t[0]})",
+    "bitnot": lambda t, _: f"(~{t[0]})",
     "relu": _relu,
-    "reciprocal": lambda t, c: f"(1.0f / {t[0]})",
+    "reciprocal": lambda t, _: f"(1.0f / {t[0]})",
     "isnan": _finite_test("isnan"),
     "isinf": _finite_test("isinf"),
     "isfinite": _finite_test("isfinite"),

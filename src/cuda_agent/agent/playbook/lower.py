@@ -1,5 +1,7 @@
 """From captured operators to IR: the driver, views and matrix products."""
 
+# Every rule takes (op, args), whether it needs both or not.
+# ruff: noqa: ARG001, ARG005
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -58,7 +60,7 @@ def _resolve(arg: Any, values: dict[str, Any]) -> Any:
 
 
 def _apply(op: GraphOp, args: tuple[Any, ...]) -> Any:
-    base, _, overload = op.op.partition(".")
+    base = op.op.partition(".")[0]
     rule = RULES.get(op.op) or RULES.get(base)
     if rule is None:
         raise Unsupported(f"operator {op.op} is not covered by the playbook")
@@ -84,7 +86,8 @@ def _getitem(op: GraphOp, args: tuple[Any, ...]) -> Any:
 
 
 def _slice(op: GraphOp, args: tuple[Any, ...]) -> Value:
-    dim, start, stop, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+    given = [*args[1:], *(0, None, None, 1)[len(args) - 1 :]]
+    dim, start, stop, step = given
     value: Value = args[0]
     limit = value.shape[dim]
     return b.slice_(value, dim, start or 0, limit if stop is None else stop, step)

@@ -1,5 +1,7 @@
 """Lowering rules of reductions, softmax and normalisations."""
 
+# Every rule takes (op, args), whether it needs both or not.
+# ruff: noqa: ARG001, ARG005
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 
 from cuda_agent.agent.playbook.affine import Access, Shape, counter
@@ -22,7 +22,8 @@ from cuda_agent.agent.playbook.ir import (
     operands,
     topological,
 )
-from cuda_agent.agent.playbook.kernel import Builder, Kernel, Materialise, NotFusable, _NotAffine
+from cuda_agent.agent.playbook.kernel import Kernel
+from cuda_agent.agent.playbook.kernel_builder import Builder, Materialise, NotAffine, NotFusable
 
 ITEMSIZE = {
     "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
@@ -86,22 +87,18 @@ class Plan:
         return [name for name in self.shapes if name not in self.outputs]
 
 
-def plan(program: Program, *, wide_gemm: bool) -> Plan:
+def plan(program: Program) -> Plan:
     """Plan a program.
-
-    Args:
-        wide_gemm: matrix products of half types run in float32 (the library has no other).
 
     Raises:
         Unsupported: something cannot be planned; says what.
     """
-    return _Planner(program, wide_gemm).run()
+    return _Planner(program).run()
 
 
 class _Planner:
-    def __init__(self, program: Program, wide_gemm: bool) -> None:
-        self.program = _widened(program) if wide_gemm else program
-        program = self.program
+    def __init__(self, program: Program) -> None:
+        self.program = program
         self.outputs = _distinct_outputs(program.outputs)
         self.needed: list[Value] = [v for v, _ in self.outputs.values()]
 
@@ -174,7 +171,8 @@ class _Planner:
     def _build(self, roots: Sequence[Value], memory: dict[int, str], storage: dict[str, str]) -> Kernel:
         anchor = _anchor(roots, memory)
         if anchor is None:
-            space, reduced = roots[0].shape, ()
+            space: Shape = roots[0].shape
+            reduced: tuple[int, ...] = ()
         else:
             space, reduced = anchor.arg.shape, anchor.dims
             kept = prod(anchor.shape)
@@ -203,56 +201,12 @@ class _Planner:
             raise Materialise(base if ctype_of(base.dtype) is CType.F else value)
         try:
             node = builder.nodes[builder.visit(value, access)]
-        except _NotAffine:
+        except NotAffine:
             raise Materialise(value) from None
         sb, sm, sk = node.form.coefs
         if not _library_layout((sm, sk), value.shape[1:]):
             raise Materialise(value)
         return Operand(node.buffer, node.dtype, node.form.const, (sb, sm, sk))
-
-
-def _widened(program: Program) -> Program:
-    """The program with every matrix product in float32."""
-    made: dict[int, Value] = {}
-
-    def wide(value: Value) -> Value:
-        if isinstance(value, View | Reshape):  # the cast goes below: a view of it is still free
-            return replace(value, dtype="float32", arg=wide(value.arg))
-        if value.dtype == "float32":
-            return value
-        key = id(value)
-        if key not in casts:
-            casts[key] = Pointwise(value.shape, "float32", "cast", (value,), CType.F)
-        return casts[key]
-
-    casts: dict[int, Value] = {}
-    for value in topological(program.outputs):
-        fresh = _with_operands(value, made)
-        if isinstance(fresh, Gemm) and fresh.dtype != "float32":
-            fresh = Gemm(fresh.shape, "float32", wide(fresh.a), wide(fresh.b))
-        made[id(value)] = fresh
-    outputs = [made[id(v)] for v in program.outputs]
-    pairs = zip(outputs, program.outputs, strict=True)
-    return Program(program.sources, [_of_type(new, old.dtype) for new, old in pairs])
-
-
-def _of_type(value: Value, dtype: str) -> Value:
-    if value.dtype == dtype:
-        return value
-    return Pointwise(value.shape, dtype, "cast", (value,), ctype_of(dtype))
-
-
-def _with_operands(value: Value, made: dict[int, Value]) -> Value:
-    if isinstance(value, Pointwise):
-        return replace(value, args=tuple(made[id(a)] for a in value.args))
-    if isinstance(value, View | Reshape):
-        arg = made[id(value.arg)]
-        return replace(value, arg=arg, dtype=arg.dtype)
-    if isinstance(value, Reduce):
-        return replace(value, arg=made[id(value.arg)])
-    if isinstance(value, Gemm):
-        return replace(value, a=made[id(value.a)], b=made[id(value.b)])
-    return value
 
 
 def _library_layout(strides: tuple[int, int], shape: Shape) -> bool:

@@ -135,14 +135,20 @@ def _build(candidate: Candidate) -> Sub:
             write("model_new.py", candidate.model_source()),
         ),
     )
-    [answer] = yield Step("I compile. The binding is the same for every module, so it is cached.", (bash(COMPILE),))
+    [answer] = yield Step(
+        "I compile. The binding is the same for every module, so it is cached.", (bash(COMPILE),)
+    )
     if _failed(answer):
         yield Step(f"The generated kernels do not compile, and I have no other form of them. The compiler "
                    f"says: {_first_line(answer)}")  # fmt: skip
         return False
-    [answer] = yield Step("It builds. Before any timing I verify: a wrong kernel is worth nothing.", (bash(VERIFY),))
+    [answer] = yield Step(
+        "It builds. Before any timing I verify: a wrong kernel is worth nothing.", (bash(VERIFY),)
+    )
     if _failed(answer):
-        yield Step(f"Verification fails and the playbook has no second plan for this graph: {_first_line(answer)}")
+        yield Step(
+            f"Verification fails and the playbook has no second plan for this graph: {_first_line(answer)}"
+        )
         return False
     return True
 
@@ -163,8 +169,9 @@ def plan_text(candidate: Candidate) -> str:
     parts = []
     for number, (step, emitted) in enumerate(zip(case.plan.steps, case.emitted, strict=True), 1):
         if isinstance(step, GemmStep):
-            parts.append(f"{number}. {emitted.name}: product [{step.m} x {step.k}] x [{step.k} x {step.n}]"
-                         f"{f' in a batch of {step.batch}' if step.batch > 1 else ''}, by the vendor library.")  # fmt: skip
+            batch = f" in a batch of {step.batch}" if step.batch > 1 else ""
+            sizes = f"[{step.m} x {step.k}] x [{step.k} x {step.n}]{batch}"
+            parts.append(f"{number}. {emitted.name}: product {sizes}, by the vendor library.")
         else:
             reads, writes = len(step.loads), len(step.stores)
             parts.append(f"{number}. {emitted.name}: {emitted.knob.what}, {len(step.nodes)} expressions, "
@@ -204,8 +211,8 @@ def _improve(candidate: Candidate, backend: str) -> Sub:
         yield Step(_worse(time, best), (_edit(candidate, case, step, old),))
     if changed:
         [answer] = yield Step(
-            f"The best configuration takes {best:.3f} us where the first took {started:.3f} us. It differs from "
-            "the one verified, so I compile and verify the final state.",
+            f"The best configuration takes {best:.3f} us where the first took {started:.3f} us. It differs "
+            "from the one verified, so I compile and verify the final state.",
             (bash(f"{COMPILE} && {VERIFY}"),),
         )
         if _failed(answer):
@@ -224,7 +231,9 @@ def _edit(candidate: Candidate, case: int, step: int, value: int) -> Call:
     """Change one number of CONFIG, in the candidate and in the file."""
     old = candidate.config_text()
     candidate.config[case][step] = value
-    return Call("Edit", {"file_path": "model_new.py", "old_string": old, "new_string": candidate.config_text()})
+    return Call(
+        "Edit", {"file_path": "model_new.py", "old_string": old, "new_string": candidate.config_text()}
+    )
 
 
 def _time(answer: str) -> float | None:
