@@ -122,8 +122,9 @@ def _export(module: nn.Module, case: tuple[Any, ...]) -> Any:
         about = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         raise TaskError(f"torch.export cannot export {type(module).__name__}: {about}", _REMEDY) from None
     signature = program.graph_signature
-    if bad := [s.kind.name for s in signature.output_specs if s.kind.name != "USER_OUTPUT"]:
-        raise TaskError(f"{type(module).__name__} changes its state or inputs ({bad[0].lower()})", _REMEDY)
+    functional = all(spec.kind.name == "USER_OUTPUT" for spec in signature.output_specs)
+    if not functional or any(_changes_placeholder(node) for node in program.graph.nodes):
+        raise TaskError(f"{type(module).__name__} changes its state or its inputs", _REMEDY)
     if any(type(s.arg).__name__ != "TensorArgument" for s in signature.output_specs):
         raise TaskError(
             f"{type(module).__name__} returns something that is no tensor", "Return tensors only."
@@ -131,6 +132,16 @@ def _export(module: nn.Module, case: tuple[Any, ...]) -> Any:
     if any(node.op in ("get_attr", "call_module") for node in program.graph.nodes):
         raise TaskError(f"{type(module).__name__} has control flow inside its exported program", _REMEDY)
     return program
+
+
+def _changes_placeholder(node: Any) -> bool:
+    """Whether an in-place operator writes to state or to an input (a view of one is not followed)."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or not schema.is_mutable:
+        return False
+    pairs = zip(schema.arguments, node.args, strict=False)
+    written = [value for argument, value in pairs if argument.alias_info and argument.alias_info.is_write]
+    return any(getattr(value, "op", "") == "placeholder" for value in written)
 
 
 def _argument_names(program: Any) -> list[str]:

@@ -49,7 +49,8 @@ static inline float exp_simd(float x) {
     return p * power;
 }
 
-extern "C" void gated(const float* x, const float* gate, const float* gain, float* out, int64_t rows, int64_t width) {
+extern "C" void gated(const float* x, const float* gate, const float* gain, float* out, int64_t rows,
+                      int64_t width) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
         const float* a = x + row * width;
@@ -121,7 +122,11 @@ def write(path: str, content: str) -> dict:
 
 
 def writes(kernel: str = KERNEL) -> list[dict]:
-    return [write("kernels/gated.cpp", kernel), write("kernels/gated_binding.cpp", BINDING), write("model_new.py", MODEL_NEW)]
+    return [
+        write("kernels/gated.cpp", kernel),
+        write("kernels/gated_binding.cpp", BINDING),
+        write("model_new.py", MODEL_NEW),
+    ]
 
 
 COMPILE = bash("bash utils/compile.sh")
