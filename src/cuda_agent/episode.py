@@ -6,13 +6,12 @@ import contextlib
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from cuda_agent.agent.policy import EpisodeContext, Policy
+from cuda_agent.agent.policy import EpisodeContext
 from cuda_agent.agent.react import run_episode
 from cuda_agent.agent.tools import Toolbox
-from cuda_agent.backends.base import Backend
 from cuda_agent.config import Scope
 from cuda_agent.errors import UsageError
 from cuda_agent.judge.entry import keep_failure
@@ -21,25 +20,14 @@ from cuda_agent.ledger import Ledger
 from cuda_agent.reporting import Reporter
 from cuda_agent.result import Result
 from cuda_agent.run_folder import RunFolder, writing
-from cuda_agent.settings import OptimizeSettings
+from cuda_agent.settings import Prepared
 from cuda_agent.skills import system_prompt, task_prompt
-from cuda_agent.task import Task
 from cuda_agent.trajectory import Ending, Header, TrajectoryWriter, Turn, read_trajectory
 from cuda_agent.workspace.layout import create
 from cuda_agent.workspace.service import JudgeService
 from cuda_agent.workspace.snapshot import Snapshot, freeze
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What is known before anything is written: the backend answers, the task can be judged."""
-
-    task: Task
-    settings: OptimizeSettings
-    backend: Backend
-    policy: Policy
 
 
 class Episode:

@@ -3,6 +3,8 @@
 Nothing that was made is lost: every version a public script judged is on disk, turns are written as
 they happen, and however the episode ends (limits, a dead endpoint, Ctrl-C) the fastest verified version
 is saved first and judged then.
+
+What needs torch is imported late: a bad option is told at once.
 """
 
 from __future__ import annotations
@@ -11,16 +13,13 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from cuda_agent.admission import check_task
 from cuda_agent.agent.policies import make_policy
 from cuda_agent.backends import get_backend
-from cuda_agent.conclusion import conclude, save_best
 from cuda_agent.config import Device
-from cuda_agent.episode import Episode, Prepared
 from cuda_agent.reporting import Reporter, Silent
 from cuda_agent.result import Result
 from cuda_agent.run_folder import RunFolder, check_free, write_text
-from cuda_agent.settings import OptimizeSettings
+from cuda_agent.settings import OptimizeSettings, Prepared
 from cuda_agent.summary import Outcome, summary_text
 from cuda_agent.task import Task
 from cuda_agent.trajectory import Ending
@@ -85,12 +84,17 @@ def prepare(task: Task, settings: OptimizeSettings, reporter: Reporter) -> Prepa
     settings = replace(settings, judge=replace(settings.judge, device=Device(backend.name)))
     policy = make_policy(settings.policy, **settings.policy_options)
     reporter.say(f"checking the task {task.name} on {backend.name}")
+    from cuda_agent.admission import check_task
+
     check_task(task, settings.judge)
     return Prepared(task, settings, backend, policy)
 
 
 def _execute(prepared: Prepared, folder: RunFolder, reporter: Reporter, *, resume: bool) -> Outcome:
     """Run the episode, then judge; the summary is written whatever happens on the way."""
+    from cuda_agent.conclusion import conclude, save_best
+    from cuda_agent.episode import Episode
+
     episode = Episode(prepared, folder, reporter)
     ending, detail = Ending.INTERRUPTED, "interrupted before the first turn"
     result: Result | None = None

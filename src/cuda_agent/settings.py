@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cuda_agent.agent.policy import Policy
+from cuda_agent.backends.base import Backend
 from cuda_agent.config import EpisodeConfig, JudgeConfig
 from cuda_agent.errors import UsageError
+from cuda_agent.task import Task
 
 
 @dataclass(frozen=True)
@@ -48,3 +51,13 @@ class OptimizeSettings:
             )
         except (KeyError, TypeError) as error:
             raise UsageError(f"settings.json does not fit: {error}", "Start a new run.") from None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known before anything is written: the backend answers, the task can be judged."""
+
+    task: Task
+    settings: OptimizeSettings
+    backend: Backend
+    policy: Policy

@@ -46,6 +46,7 @@ def optimize(
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling, chat and local.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler, chat and local.")] = None,
     tool_format: Annotated[str | None, typer.Option(help="auto, native or text; chat and local.")] = None,
+    max_retries: Annotated[int | None, typer.Option(min=0, help="chat: retries of a request.")] = None,
     prompt_price: Annotated[float | None, typer.Option(help="chat: USD per million prompt tokens.")] = None,
     completion_price: Annotated[
         float | None, typer.Option(help="chat: USD per million completion tokens.")
@@ -81,6 +82,7 @@ def optimize(
             "top_p": top_p,
             "seed": seed,
             "tool_format": tool_format,
+            "max_retries": max_retries,
             "prompt_price": prompt_price,
             "completion_price": completion_price,
         }

@@ -1,0 +1,172 @@
+"""Bad input ends in one clear line with a remedy, never in a traceback, and leaves nothing half made."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cuda_agent.admission import check_task
+from cuda_agent.config import Device, JudgeConfig
+from cuda_agent.errors import TaskError
+from cuda_agent.task import Task
+
+GOOD = """import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def get_inputs():
+    return [torch.randn(4, 8)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def run(*argv, cwd, env=None, timeout=120):
+    """The command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "cuda_agent", *argv],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def one_line(done, code):
+    """stderr is progress, and then exactly one line of ours; no traceback anywhere."""
+    assert "Traceback" not in done.stderr + done.stdout
+    assert done.returncode == code, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("cuda-agent:")]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("import torch", "import no_such_package_xyz\nimport torch", "No module named 'no_such_package_xyz'"),
+        ("return x * 2", "return 'text'", "no tensor"),
+        ("return x * 2", "return x, object()", "type object"),
+        ("return x * 2", "return x * torch.rand_like(x)", "random numbers in eval mode"),
+        ("return x * 2", "raise ValueError('two\\nlines')", "ValueError: two lines"),
+        ("torch.randn(4, 8)", "torch.randn(10**7, 10**7)", "too large"),
+        ("return []", "return [1, 2]", "Model(*get_init_inputs()) raised TypeError"),
+        ("(nn.Module)", "", "not an nn.Module"),
+        ("return x * 2", "import os; os.abort()", "SIGABRT"),
+    ],
+)
+def test_references_that_cannot_be_judged(old, new, words):
+    code = GOOD.replace(old, new, 1)
+    assert code != GOOD
+    with pytest.raises(TaskError) as caught:
+        check_task(Task(code=code, name="bad"), JudgeConfig(device=Device.CPU))
+    assert words in str(caught.value)
+    assert "bad" in caught.value.cause
+    assert caught.value.remedy
+    assert "\n" not in str(caught.value)
+
+
+def test_a_good_reference_passes_and_says_its_inputs():
+    assert check_task(Task(code=GOOD), JudgeConfig(device=Device.CPU)) == (("float32[4,8]",),)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["optimize"], "no target"),
+        (["optimize", "--nope"], "No such option"),
+        (["frobnicate"], "No such command"),
+        (["optimize", "nofile.py"], "there is no file nofile.py"),
+        (["optimize", "good.py", "--policy", "frob"], "there is no policy 'frob'"),
+        (["optimize", "good.py", "--policy", "replay:nofile"], "cannot read nofile"),
+        (["optimize", "good.py", "--policy", "playbook", "--base-url", "http://x"], "no endpoint"),
+        (["optimize", "good.py", "--track", "paper", "--precision", "tf32"], "track paper"),
+        (["optimize", "good.py", "--track", "mine"], "'mine' is not one of"),
+        (["optimize", "good.py", "--max-turns", "0"], "--max-turns"),
+        (["optimize", "good.py", "--time-limit", "-1"], "time-limit must be above 0"),
+        (["optimize", "good.py", "--out", "taken"], "taken is not empty"),
+        (["optimize", "--resume", "--out", "taken"], "no run of cuda-agent optimize"),
+        (["optimize", "--resume"], "--resume does not know which run"),
+        (["export", "taken"], "no run of cuda-agent optimize"),
+        (["demo", "nothing"], "there is no example 'nothing'"),
+    ],
+)
+def test_bad_usage_is_exit_code_2_and_one_line(argv, words, tmp_path):
+    (tmp_path / "good.py").write_text(GOOD)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("")
+    done = run(*argv, cwd=tmp_path)
+    assert words in one_line(done, 2)
+    assert not (tmp_path / "cuda-agent-out").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["judge", "nofolder"], "nofolder is not a folder"),
+        (["judge", "empty"], "no model_new.py"),
+        (["judge", "half"], "no readable model.py"),
+        (["explain", "nofolder"], "no workspace at nofolder"),
+        (["compare", "half", "nofolder"], "no readable model.py"),
+    ],
+)
+def test_bad_workspaces_name_what_is_missing(argv, words, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "model_new.py").write_text("class ModelNew: pass\n")
+    done = run(*argv, cwd=tmp_path)
+    assert words in one_line(done, 1)
+    assert done.stdout == ""
+
+
+def test_a_refused_task_leaves_no_folder(tmp_path):
+    (tmp_path / "task.py").write_text(GOOD.replace("return x * 2", "return torch.rand_like(x)"))
+    done = run("optimize", "task.py", "--device", "cpu", cwd=tmp_path)
+    assert "random" in one_line(done, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["task.py"]
+
+
+def test_a_missing_compiler_says_what_to_install(tmp_path):
+    (tmp_path / "good.py").write_text(GOOD)
+    done = run("optimize", "good.py", cwd=tmp_path, env={"PATH": "/nonexistent", "CXX": ""})
+    assert "apt-get install -y g++" in one_line(done, 1)
+
+
+def test_a_missing_gpu_says_what_to_do(tmp_path):
+    (tmp_path / "good.py").write_text(GOOD)
+    env = {"CUDA_VISIBLE_DEVICES": "", "PATH": "/usr/bin:/bin", "CUDA_AGENT_ARCH": ""}
+    done = run("optimize", "good.py", "--device", "cuda", cwd=tmp_path, env=env)
+    assert "--device cpu" in done.stderr or "CUDA" in done.stderr
+    one_line(done, 1)
+
+
+def test_a_defect_of_ours_is_one_line_and_a_log(tmp_path):
+    code = (
+        "import cuda_agent.targets as t, cuda_agent.cli.main as m\n"
+        "def broken(*a, **k):\n    raise RuntimeError('first\\nsecond')\n"
+        "t.resolve_target = broken\n"
+        "raise SystemExit(m.run(['new', 'x.py', 'folder']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "CUDA_AGENT_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    line = one_line(done, 70)
+    assert "RuntimeError: first second" in line
+    (log,) = (tmp_path / "cache" / "logs").iterdir()
+    assert str(log) in line
+    assert "Traceback" in log.read_text() and "in broken" in log.read_text()
