@@ -136,7 +136,8 @@ MODULES = {
     "activations": module(
         "",
         "return (F.elu(x), F.selu(x), F.celu(x), F.softplus(x), F.logsigmoid(x), F.hardsigmoid(x),\n"
-        "F.softsign(x), F.relu6(x), F.threshold(x, 0.1, -2.0), F.tanhshrink(x), F.gelu(x, approximate='tanh'),\n"
+        "F.softsign(x), F.relu6(x), F.threshold(x, 0.1, -2.0), F.tanhshrink(x),\n"
+        "F.gelu(x, approximate='tanh'),\n"
         "torch.pow(x.abs(), 1.7), x ** 3, torch.log1p(x.abs()), torch.expm1(x), torch.erf(x),\n"
         "torch.sin(x) + torch.cos(x), torch.rsqrt(x.abs()), torch.reciprocal(x), x.floor() + x.round(),\n"
         "torch.fmod(x, 1.3), torch.remainder(x, 1.3), torch.atan2(x, x + 1), F.glu(x), torch.square(x))",

@@ -62,6 +62,14 @@ def test_non_contiguous_arguments_are_packed(tmp_path: Path) -> None:
     torch.testing.assert_close(prepared.new(x), torch.softmax(x, -1))
 
 
+def test_an_argument_that_is_no_tensor_is_part_of_what_was_made(tmp_path: Path) -> None:
+    prepared = prepare(MODULES["several_shapes"], "cpu", tmp_path)
+    [x] = prepared.inputs(0)
+    torch.testing.assert_close(prepared.new(x, 1.5), prepared.reference(x))
+    with pytest.raises(ValueError, match="shapes or dtypes"):
+        prepared.new(x, scale=2.0)
+
+
 def test_infinities_and_nan_come_out_as_eager_gives_them(tmp_path: Path) -> None:
     prepared = prepare(MODULES["softmax_odd"], "cpu", tmp_path)
     x = torch.randn(77, 1001)

@@ -269,7 +269,18 @@ def _test(candidate: Candidate, case: CasePlan) -> str:
     for entry in _inputs(case):
         name = candidate.frame.argument(entry.path)
         tests.append(f"{name}.shape == {_tuple(entry.shape)} and {name}.dtype == torch.{entry.dtype}")
+    tests += _fixed_tests(candidate.frame, case)
     return " and ".join(tests) or "True"
+
+
+def _fixed_tests(frame: Skeleton, case: CasePlan) -> list[str]:
+    """Arguments that are no tensors went into the kernels as they were: others need other kernels."""
+    passed = {frame.argument(path): value for path, value in case.case.fixed}
+    used = {frame.argument(i.path[:1]) for i in _inputs(case)}
+    for name, default in frame.defaults:
+        if name not in used and name not in passed:
+            passed[name] = default
+    return [f"{n} is {v}" if v in ("None", "True", "False") else f"{n} == {v}" for n, v in passed.items()]
 
 
 def _tuple(shape: Shape) -> str:

@@ -45,14 +45,15 @@ class CudaReductionEmitter(CudaEmitter):
         """See :class:`CudaEmitter`."""
         v = self.vector
         self._plan_passes()
-        limit = RESIDENT // max(1, -(-self.num_kept // 2))
+        limit = max(v, RESIDENT // max(1, -(-self.num_kept // 2)))
         rows = self.k.mode is Mode.ROW
         found = _row_launches(self.total, v, limit) if rows else self._column_launches(limit)
         self.resident = bool(found)
         if not found:
             self.kept_loads, self.kept_values = set(), set()
             narrow = self.k.lane // v < 32
-            shapes = [(1024, 1), (512, 1), (256, 1)] if rows else [(32, 32), (32, 8)]
+            useful = [t for t in (1024, 512, 256, 128, 64, 32) if t == 32 or t * v <= 2 * self.total]
+            shapes = [(t, 1) for t in useful[:3]] if rows else [(32, 32), (32, 8)]
             shapes = [(16, 64), (8, 128)] if not rows and narrow else shapes
             found = [Launch(v, t, r) for t, r in shapes]
         return [*found[:5], Launch(1, found[0].t, found[0].r)]

@@ -24,6 +24,7 @@ class Skeleton:
         body: source of the class body without forward.
         signature: parameters of forward, as source, ``self`` first.
         positional: expressions of the positional arguments; ``rest`` names ``*args`` where there is one.
+        defaults: arguments that may be left out, with their default as source.
         owns_attributes: plain tensor attributes of the reference exist here too.
     """
 
@@ -32,6 +33,7 @@ class Skeleton:
     signature: str
     positional: tuple[str, ...]
     rest: str
+    defaults: tuple[tuple[str, str], ...]
     owns_attributes: bool
 
     def argument(self, path: Sequence[Any]) -> str:
@@ -66,13 +68,20 @@ def skeleton(source: str, state: Sequence[StateEntry]) -> Skeleton:
     return Skeleton(head, body, *_signature(forward), owns_attributes=True)
 
 
-def _signature(forward: ast.FunctionDef) -> tuple[str, tuple[str, ...], str]:
+Signature = tuple[str, tuple[str, ...], str, tuple[tuple[str, str], ...]]
+
+
+def _signature(forward: ast.FunctionDef) -> Signature:
     arguments = forward.args
     for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         argument.annotation = None
     names = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
     rest = arguments.vararg.arg if arguments.vararg else ""
-    return ast.unparse(arguments), tuple(names[1:]), rest
+    given = list(zip(names[len(names) - len(arguments.defaults) :], arguments.defaults, strict=True))
+    keywords = [a.arg for a in arguments.kwonlyargs]
+    given += [(n, d) for n, d in zip(keywords, arguments.kw_defaults, strict=True) if d is not None]
+    defaults = tuple((name, ast.unparse(value)) for name, value in given)
+    return ast.unparse(arguments), tuple(names[1:]), rest, defaults
 
 
 class _Rename(ast.NodeTransformer):
@@ -193,7 +202,7 @@ def _by_name(state: Sequence[StateEntry], forward: ast.FunctionDef | None) -> Sk
         f"    ({e.kind!r}, {e.name!r}, {e.shape!r}, torch.{e.dtype}, {e.persistent})," for e in state
     )
     head = _BY_NAME.format(entries=entries) if state else "STATE = ()\n"
-    signature: tuple[str, tuple[str, ...], str] = ("self, *args", (), "args")
+    signature: Signature = ("self, *args", (), "args", ())
     if forward is not None:
         signature = _signature(forward)
     return Skeleton(head, _REGISTER, *signature, owns_attributes=False)
