@@ -101,7 +101,10 @@ class CpuKernels:
     def emit(self, step: Step, name: str) -> Emitted:
         """See :class:`KernelBackend`."""
         if isinstance(step, GemmStep):
-            knob = Knob("a matrix product", "gemm: 0 library threads, 1 a panel of rows a thread", 0, (0, 1))
+            # Starting threads of our own only pays for products of a few hundred microseconds.
+            large = step.m >= 64 and step.batch * step.m * step.n * step.k >= 1 << 23
+            legend = "gemm: 0 library threads, 1 a panel of rows a thread"
+            knob = Knob("a matrix product", legend, 0, (0, 1) if large else (0,))
             return Emitted(name, emit_cpu.gemm_function(step, name), frozenset({"gemm"}), knob)
         text = emit_cpu.CpuEmitter(step).function(name)
         return Emitted(name, text, frozenset(functions_used([step])), self._knob(step))
