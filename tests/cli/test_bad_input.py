@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from cuda_agent.admission import check_task
+from cuda_agent.cli import main
 from cuda_agent.config import Device, JudgeConfig
 from cuda_agent.errors import TaskError
 from cuda_agent.task import Task
@@ -60,7 +61,6 @@ def one_line(done, code):
         ("return x * 2", "return x * torch.rand_like(x)", "random numbers in eval mode"),
         ("return x * 2", "raise ValueError('two\\nlines')", "ValueError: two lines"),
         ("torch.randn(4, 8)", "torch.randn(10**7, 10**7)", "too large"),
-        ("return []", "return [1, 2]", "Model(*get_init_inputs()) raised TypeError"),
         ("(nn.Module)", "", "not an nn.Module"),
         ("return x * 2", "import os; os.abort()", "SIGABRT"),
     ],
@@ -101,32 +101,46 @@ def test_a_good_reference_passes_and_says_its_inputs():
         (["demo", "nothing"], "there is no example 'nothing'"),
     ],
 )
-def test_bad_usage_is_exit_code_2_and_one_line(argv, words, tmp_path):
+def test_bad_usage_is_exit_code_2_and_one_line(argv, words, tmp_path, monkeypatch, capsys):
     (tmp_path / "good.py").write_text(GOOD)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("")
-    done = run(*argv, cwd=tmp_path)
-    assert words in one_line(done, 2)
+    monkeypatch.chdir(tmp_path)
+    assert main.run(argv) == 2
+    out, err = capsys.readouterr()
+    assert words in err
+    assert err.startswith("cuda-agent: ") and err.count("\n") == 1
+    assert out == ""
     assert not (tmp_path / "cuda-agent-out").exists()
+
+
+def test_bad_usage_in_a_process_of_its_own(tmp_path):
+    done = run("optimize", "nofile.py", cwd=tmp_path)
+    assert "there is no file nofile.py" in one_line(done, 2)
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["judge", "nofolder"], "nofolder is not a folder"),
-        (["judge", "empty"], "no model_new.py"),
+        (["judge", "bare"], "no model_new.py"),
         (["judge", "half"], "no readable model.py"),
         (["explain", "nofolder"], "no workspace at nofolder"),
         (["compare", "half", "nofolder"], "no readable model.py"),
     ],
 )
-def test_bad_workspaces_name_what_is_missing(argv, words, tmp_path):
-    (tmp_path / "empty").mkdir()
+def test_bad_workspaces_name_what_is_missing(argv, words, tmp_path, monkeypatch, capsys):
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "model.py").write_text(GOOD)
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "model_new.py").write_text("class ModelNew: pass\n")
-    done = run(*argv, cwd=tmp_path)
-    assert words in one_line(done, 1)
-    assert done.stdout == ""
+    monkeypatch.chdir(tmp_path)
+    assert main.run(argv) == 1
+    out, err = capsys.readouterr()
+    assert words in err
+    assert err.startswith("cuda-agent: ") and err.count("\n") == 1
+    assert out == ""
 
 
 def test_a_refused_task_leaves_no_folder(tmp_path):
