@@ -17,9 +17,16 @@ from cuda_agent.task import Task
 
 
 def test_the_wall_bound_is_the_smallest_slope_less_its_uncertainty() -> None:
-    assert wall_bound([1000.0, 1200.0], "cuda") == pytest.approx(1000.0 * 0.95 - 60.0)
-    assert wall_bound([100.0], "cpu") == pytest.approx(100.0 * 0.85 - 5.0)
-    assert wall_bound([20.0], "cuda") == 0.0
+    exact = {"eager_us": 50.0, "eager_wall": [50.0]}
+    assert wall_bound([1000.0, 1200.0], "cuda", **exact) == pytest.approx(1000.0 * 0.95 - 60.0)
+    assert wall_bound([100.0], "cpu", **exact) == pytest.approx(100.0 * 0.85 - 5.0)
+    assert wall_bound([20.0], "cuda", **exact) == 0.0
+
+
+def test_a_busy_machine_does_not_accuse_an_honest_candidate() -> None:
+    """Where the clock says four times what eager's samples say, so it may of the candidate."""
+    bound = wall_bound([400.0], "cpu", eager_us=100.0, eager_wall=[400.0, 500.0])
+    assert bound == pytest.approx(100.0 * 0.85 - 5.0)
 
 
 def test_a_claim_below_half_of_the_clock_is_manipulation() -> None:

@@ -75,6 +75,7 @@ class Outcome:
         inputs: of each case, in words.
         seconds: by phase.
         saved: failing inputs, for ``explain``.
+        perturbed: the reference holds perturbed parameters.
     """
 
     stage: Stage = Stage.LOAD
@@ -85,6 +86,7 @@ class Outcome:
     inputs: list[tuple[str, ...]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     saved: dict[str, Any] | None = None
+    perturbed: bool = False
 
 
 class Attempt:
@@ -228,7 +230,9 @@ class Attempt:
             with Block(plan["nbytes"], device=self._subject.place.block_device) as block:
                 exchange.write(dict(state), plan, block)
                 self._subject.place.synchronize()
+                self.outcome.perturbed = True
                 reference.set_state(plan, block)
+                self.outcome.perturbed = state is perturbed
                 with _copy_of(block, self._subject) as copy:
                     candidate.set_state(plan, copy)
             for index in range(_PERTURBED_DRAWS if state is perturbed else 1):

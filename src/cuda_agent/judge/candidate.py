@@ -27,6 +27,7 @@ class Produced:
         devices: device types of the outputs.
         operators: forbidden operators seen by the guard.
         shared: an output lies in an input's memory.
+        tampered: the guard was taken off its stack.
     """
 
     outputs: Any
@@ -35,6 +36,7 @@ class Produced:
     devices: tuple[str, ...]
     operators: tuple[str, ...]
     shared: bool
+    tampered: bool
 
 
 class Candidate:
@@ -154,7 +156,7 @@ class Candidate:
 
     def _produced(self, answer: Mapping[str, Any]) -> Produced:
         if answer["plan"] is None:
-            return Produced(None, None, {}, (), tuple(answer["operators"]), False)
+            return Produced(None, None, {}, (), tuple(answer["operators"]), False, False)
         plan, fits = answer["plan"], not answer["overflow"]
         return Produced(
             outputs=exchange.read(plan, self._slots["out0"], copy=False) if fits else None,
@@ -163,6 +165,7 @@ class Candidate:
             devices=tuple(answer["devices"]),
             operators=tuple(answer["operators"]),
             shared=bool(answer["shared"]),
+            tampered=bool(answer["tampered"]),
         )
 
     def _share(self, blocks: Mapping[str, Block]) -> None:

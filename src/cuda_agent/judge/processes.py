@@ -5,12 +5,14 @@ Nothing a worker answers is executed or trusted to raise a verdict.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,8 @@ from cuda_agent.judge.channel import Channel, ChannelClosed
 from cuda_agent.judge.exchange import Block, Plan
 from cuda_agent.result import Fault
 from cuda_agent.sandbox.process import Limits, clean_env, spawn
+
+_log = logging.getLogger(__name__)
 
 _START_LIMIT_S = 120.0
 _FILE_LIMIT_BYTES = 16 << 30
@@ -98,9 +102,11 @@ class WorkerProcess:
             WorkerError: the worker answered with an error.
             WorkerDied: it crashed, or did not answer within ``limit_s`` seconds.
         """
+        start = time.monotonic()
         try:
             self._channel.send({"op": op, **fields}, fds)
             answer, received = self._channel.receive(limit_s)
+            _log.debug("%s: %s took %.3f s", self.label, op, time.monotonic() - start)
         except TimeoutError:
             self.close()
             raise WorkerDied(Fault.TIME_OUT, f"no answer to {op!r} within {limit_s:.0f} s") from None

@@ -2,14 +2,14 @@
 
 The candidate's own samples are evidence. The judge's clock bounds them: over bursts of n and of 2 n
 calls, the difference over n is the time of one call free of every fixed cost, whatever the candidate's
-process says (docs/judging.md, "Time, and what can be trusted").
+process says, calibrated by eager's own bursts (docs/judging.md, "Time, and what can be trusted").
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cuda_agent.judge import exchange
@@ -55,6 +55,7 @@ class CaseSamples:
         candidate, eager, compile: every sample.
         blocks: (candidate, eager, compile or ``None``) medians of each block.
         wall: the judge's clock for one call in a burst, microseconds.
+        eager_wall: the same for eager.
         kernel: sums of kernel times (CUDA).
         kernel_names: total by kernel name.
         bound: credited times were raised to the judge's clock.
@@ -66,6 +67,7 @@ class CaseSamples:
     compile: list[float] = field(default_factory=list)
     blocks: list[tuple[float, float, float | None]] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
+    eager_wall: list[float] = field(default_factory=list)
     kernel: list[float] = field(default_factory=list)
     kernel_names: dict[str, float] = field(default_factory=dict)
     bound: bool = False
@@ -231,16 +233,16 @@ class Profiler:
             expected.close()
 
     def _clock(self, num_calls: int) -> None:
-        """The judge's own clock: slope over bursts of n and 2 n calls on unseen inputs."""
-        size = max(2, num_calls)
+        """The judge's own clock: slopes over bursts of n and 2 n calls, of eager and of the candidate."""
+        subject = self._subject
         for _ in range(_NUM_SLOPES):
             self._refresh()
-            spans = []
-            for factor in (1, 2):
-                start = time.perf_counter()
-                self._subject.candidate.burst(self._blocks, self._plans, num_calls=size * factor)
-                spans.append(time.perf_counter() - start)
-            self.samples.wall.append(max(0.0, (spans[1] - spans[0]) / size * 1e6))
+            self.samples.eager_wall.append(
+                _slope(num_calls, lambda n: subject.reference.burst(self._sets, num_calls=n))
+            )
+            self.samples.wall.append(
+                _slope(num_calls, lambda n: subject.candidate.burst(self._blocks, self._plans, num_calls=n))
+            )
 
     def _kernels(self) -> None:
         if self._subject.place.kind == "cuda":
@@ -250,7 +252,12 @@ class Profiler:
 
     def _apply_bound(self) -> None:
         kind = self._subject.place.kind
-        bound = wall_bound(self.samples.wall, kind)
+        bound = wall_bound(
+            self.samples.wall,
+            kind,
+            eager_us=Times.of(self.samples.eager).median,
+            eager_wall=self.samples.eager_wall,
+        )
         median = Times.of(self.samples.candidate).median
         if median < bound:
             factor = bound / median if median > 0 else 0.0
@@ -267,16 +274,31 @@ class Profiler:
         self._sets, self._blocks = [], {}
 
 
-def wall_bound(wall: Sequence[float], kind: str) -> float:
+def _slope(num_calls: int, burst: Callable[[int], None]) -> float:
+    """Wall time of one call free of fixed costs, microseconds: (t(2 n) - t(n)) / n."""
+    spans = []
+    for factor in (1, 2):
+        start = time.perf_counter()
+        burst(num_calls * factor)
+        spans.append(time.perf_counter() - start)
+    return max(0.0, (spans[1] - spans[0]) / num_calls * 1e6)
+
+
+def wall_bound(wall: Sequence[float], kind: str, *, eager_us: float, eager_wall: Sequence[float]) -> float:
     """Least time of one call that the judge's clock allows, microseconds; 0 when it says nothing.
 
-    The smallest slope (noise only adds), less the stated uncertainty and what the host may cost.
+    The smallest slope (noise only adds), calibrated by what the same clock says of eager against
+    eager's own samples, less the stated uncertainty and what the host may cost.
 
     Args:
-        wall: slopes of the bursts, microseconds for one call.
+        wall: slopes of the candidate's bursts, microseconds for one call.
         kind: ``cpu`` or ``cuda``.
+        eager_us: median of eager's samples, microseconds (trusted: no candidate code runs there).
+        eager_wall: slopes of eager's bursts.
     """
-    return max(0.0, min(wall) * (1.0 - CLOCK_UNCERTAINTY[kind]) - HOST_ALLOWANCE_US[kind])
+    overhead = min(eager_wall) / eager_us
+    calibrated = min(wall) / max(1.0, overhead)
+    return max(0.0, calibrated * (1.0 - CLOCK_UNCERTAINTY[kind]) - HOST_ALLOWANCE_US[kind])
 
 
 def manipulation(samples: CaseSamples) -> Violation | None:

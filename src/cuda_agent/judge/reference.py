@@ -180,6 +180,11 @@ class Reference:
         )
         return [float(sample) for sample in answer["samples"]]
 
+    def burst(self, sets: Sequence[Drawn], *, num_calls: int) -> None:
+        """Eager calls back to back on input sets in turn."""
+        names = self._map_sets(sets)
+        self._ask("burst", slots=names, plans=[d.plan for d in sets], num_calls=num_calls)
+
     def _map_sets(self, sets: Sequence[Drawn]) -> list[str]:
         self._map({f"t{index}": drawn.block for index, drawn in enumerate(sets)})
         return [f"t{index}" for index in range(len(sets))]

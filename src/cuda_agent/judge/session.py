@@ -247,7 +247,7 @@ class JudgeSession:
 
     def _restore(self, reference: Reference, outcome: Outcome) -> None:
         """An attempt that ended among the perturbed checks leaves the reference perturbed."""
-        if outcome.stage is Stage.VERIFY and reference.load_block is not None:
+        if outcome.perturbed:
             reference.close()
             self._reference = None
             self._warm(Scope.VERIFY)

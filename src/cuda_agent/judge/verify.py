@@ -161,6 +161,9 @@ class Checker:
         if produced.operators:
             detail = f"{name}: forward used PyTorch operators: {', '.join(produced.operators)}"
             return CheckReport(False, detail, Violation(ViolationKind.TORCH_COMPUTE, detail))
+        if produced.tampered:
+            detail = f"{name}: the dispatcher guard was taken off its stack"
+            return CheckReport(False, detail, Violation(ViolationKind.TAMPERING, detail))
         if problem := self._form_problem(expected, produced):
             return CheckReport(False, f"{name}: {problem}")
         track = self._subject.config.track
