@@ -9,10 +9,10 @@ from torch import nn
 import cuda_agent
 from cuda_agent.api import make_task
 from cuda_agent.errors import TaskError, UsageError
-from cuda_agent.example_law import input_cases, law_of
-from cuda_agent.loaded import task_module
+from cuda_agent.runs.loaded import task_module
 from cuda_agent.runtime.candidate import construct
-from cuda_agent.targets import save_task
+from cuda_agent.tasks.example_law import input_cases, law_of
+from cuda_agent.tasks.targets import save_task
 
 
 class Kept(nn.Module):

@@ -59,16 +59,16 @@ if TYPE_CHECKING:
     from cuda_agent.errors import ToolchainError as ToolchainError
     from cuda_agent.errors import UsageError as UsageError
     from cuda_agent.errors import WorkspaceError as WorkspaceError
-    from cuda_agent.loaded import load as load
     from cuda_agent.result import Result as Result
     from cuda_agent.result import Stage as Stage
     from cuda_agent.result import Times as Times
     from cuda_agent.result import Violation as Violation
     from cuda_agent.result import ViolationKind as ViolationKind
+    from cuda_agent.runs.loaded import load as load
     from cuda_agent.runtime.guarded import OptimizedModule as OptimizedModule
-    from cuda_agent.targets import resolve_target as resolve_target
     from cuda_agent.task import Task as Task
     from cuda_agent.task import load_task as load_task
+    from cuda_agent.tasks.targets import resolve_target as resolve_target
     from cuda_agent.trajectory import Ending as Ending
     from cuda_agent.trajectory import Trajectory as Trajectory
     from cuda_agent.trajectory import read_trajectory as read_trajectory
@@ -85,10 +85,10 @@ _HOMES = {
         "UsageError",
         "WorkspaceError",
     ),
-    "loaded": ("load",),
+    "runs.loaded": ("load",),
     "result": ("Result", "Stage", "Times", "Violation", "ViolationKind"),
     "runtime.guarded": ("OptimizedModule",),
-    "targets": ("resolve_target",),
+    "tasks.targets": ("resolve_target",),
     "task": ("Task", "load_task"),
     "trajectory": ("Ending", "Trajectory", "read_trajectory"),
 }

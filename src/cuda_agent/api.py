@@ -15,19 +15,19 @@ from torch import nn
 
 from cuda_agent.config import Device, EpisodeConfig, JudgeConfig
 from cuda_agent.errors import CudaAgentError, UsageError
-from cuda_agent.example_law import input_cases, law_of
-from cuda_agent.exported import WEIGHTS, exported_source, save_weights
-from cuda_agent.input_spec import inputs_source
-from cuda_agent.loaded import attach, task_module
-from cuda_agent.module_source import find_class, own_source
-from cuda_agent.optimization import optimize_task
-from cuda_agent.reporting import Reporter
+from cuda_agent.runs.loaded import attach, task_module
+from cuda_agent.runs.optimization import optimize_task
+from cuda_agent.runs.reporting import Reporter
+from cuda_agent.runs.settings import OptimizeSettings
+from cuda_agent.runs.summary import verdict
 from cuda_agent.runtime.candidate import construct
 from cuda_agent.runtime.guarded import OptimizedModule, Verified
-from cuda_agent.settings import OptimizeSettings
-from cuda_agent.summary import verdict
-from cuda_agent.targets import class_task_source
 from cuda_agent.task import Task
+from cuda_agent.tasks.example_law import input_cases, law_of
+from cuda_agent.tasks.exported import WEIGHTS, exported_source, save_weights
+from cuda_agent.tasks.input_spec import inputs_source
+from cuda_agent.tasks.module_source import find_class, own_source
+from cuda_agent.tasks.targets import class_task_source
 
 log = logging.getLogger(__name__)
 

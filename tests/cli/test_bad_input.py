@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from cuda_agent.admission import check_task
 from cuda_agent.cli import main
 from cuda_agent.config import Device, JudgeConfig
 from cuda_agent.errors import TaskError
+from cuda_agent.judge.task_check import check_task
 from cuda_agent.task import Task
 
 GOOD = """import torch
@@ -166,7 +166,7 @@ def test_a_missing_gpu_says_what_to_do(tmp_path):
 
 def test_a_defect_of_ours_is_one_line_and_a_log(tmp_path):
     code = (
-        "import cuda_agent.targets as t, cuda_agent.cli.main as m\n"
+        "import cuda_agent.tasks.targets as t, cuda_agent.cli.main as m\n"
         "def broken(*a, **k):\n    raise RuntimeError('first\\nsecond')\n"
         "t.resolve_target = broken\n"
         "raise SystemExit(m.run(['new', 'x.py', 'folder']))"

@@ -13,7 +13,7 @@ import torch
 from candidates import BINDING, MODEL, TASK
 
 from cuda_agent.config import Device, JudgeConfig, Precision, Scope, Track
-from cuda_agent.judge import JudgeSession
+from cuda_agent.judge import JudgeSession, judge
 from cuda_agent.result import Fault, Result, Stage, ViolationKind
 from cuda_agent.task import Task
 from cuda_agent.workspace.snapshot import Snapshot
@@ -205,6 +205,99 @@ def test_tf32_is_held_to_the_contract(
         result: Result = session.judge(snapshot, Scope.VERIFY)
     assert [str(v.kind) for v in result.violations] == kinds, result.detail
     assert result.correct is (not kinds), result.detail
+
+
+PUBLIC_WORKSPACE = {
+    # A workspace as the public scripts lay it out, theirs not ours: foreign fixed files are replaced.
+    "model.py": """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self, alpha):
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, a, b):
+        return self.alpha * a + b
+
+
+def get_inputs():
+    return [torch.randn(1, 128).cuda(), torch.randn(1, 128).cuda()]
+
+
+def get_init_inputs():
+    return [2.0]
+""",
+    "model_new.py": """
+import torch
+import torch.nn as nn
+import cuda_extension
+
+
+class ModelNew(nn.Module):
+    def __init__(self, alpha):
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, a, b):
+        return cuda_extension.axpby_forward(a, b, self.alpha)
+""",
+    "binding.cpp": "#error the workspace's own fixed file was compiled",
+    "binding_registry.h": "#error the workspace's own fixed file was included",
+    "utils/compile.py": "raise SystemExit('the workspace's own script ran')",
+    "kernels/axpby.cu": """
+#include <cuda_runtime.h>
+
+__global__ void axpby_kernel(float* out, const float* a, const float* b, float alpha, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = alpha * a[i] + b[i];
+}
+
+extern "C" void axpby_launcher(float* out, const float* a, const float* b, float alpha, int n, int config,
+                               cudaStream_t stream) {
+    const int threads = config == 1 ? 256 : 128;
+    axpby_kernel<<<(n + threads - 1) / threads, threads, 0, stream>>>(out, a, b, alpha, n);
+}
+""",
+    "kernels/axpby_binding.cpp": """
+#include <torch/types.h>
+#include <torch/csrc/utils/pybind.h>
+#include <cuda_runtime.h>
+#include <c10/cuda/CUDAStream.h>
+#include "../binding_registry.h"
+
+extern "C" void axpby_launcher(float*, const float*, const float*, float, int, int, cudaStream_t);
+
+static torch::Tensor axpby_forward(torch::Tensor a, torch::Tensor b, float alpha, int config) {
+    TORCH_CHECK(a.is_cuda() && b.is_cuda(), "inputs must be on the GPU");
+    TORCH_CHECK(a.is_contiguous() && b.is_contiguous(), "inputs must be contiguous");
+    auto out = torch::empty_like(a);
+    axpby_launcher(out.data_ptr<float>(), a.data_ptr<float>(), b.data_ptr<float>(), alpha,
+                   static_cast<int>(a.numel()), config, c10::cuda::getCurrentCUDAStream());
+    return out;
+}
+
+static void register_axpby(pybind11::module& m) {
+    m.def("axpby_forward", &axpby_forward, pybind11::arg("a"), pybind11::arg("b"), pybind11::arg("alpha"),
+          pybind11::arg("config") = 0);
+}
+
+REGISTER_BINDING(axpby, register_axpby)
+""",
+}
+
+
+@pytest.mark.parametrize("track", [Track.MATCHED, Track.PAPER])
+def test_a_public_workspace_is_judged_unchanged(tmp_path: Path, track: Track) -> None:
+    for name, text in PUBLIC_WORKSPACE.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    result = judge(tmp_path, config=JudgeConfig(device=Device.CUDA, track=track, timing_budget_s=1.0))
+    assert (result.stage, result.correct, result.reference) == (Stage.DONE, True, "unverified"), result.detail
+    assert result.reward in (1, 2, 3)
 
 
 def test_memory_is_shared_across_users(tmp_path: Path) -> None:

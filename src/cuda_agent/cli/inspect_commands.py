@@ -30,7 +30,7 @@ def explain(
     gpu: GpuOption = 0,
 ) -> None:
     """Show why a candidate fails or is slow."""
-    from cuda_agent.explain import explain_folder
+    from cuda_agent.inspection.explain import explain_folder
 
     for line in explain_folder(folder, judge_config(device, track, precision, gpu)):
         typer.echo(line)
@@ -47,7 +47,7 @@ def compare(
     json_: JsonOption = False,
 ) -> None:
     """Time two candidates interleaved: the ratio with its 95 % interval."""
-    from cuda_agent.compare import compare_folders
+    from cuda_agent.inspection.compare import compare_folders
 
     report = compare_folders(a, b, judge_config(device, track, precision, gpu))
     typer.echo(report.to_json() if json_ else report.text())
@@ -59,7 +59,7 @@ def export(
     name: Annotated[str | None, typer.Option(help="Import name of the package.")] = None,
 ) -> None:
     """Write a finished result as a small installable package."""
-    from cuda_agent.export import export_package
+    from cuda_agent.runs.export import export_package
 
     path = export_package(folder, out=out, name=name)
     typer.echo(f"{path}\ninstall it with: pip install --no-build-isolation {path}")
@@ -67,7 +67,7 @@ def export(
 
 def doctor(json_: JsonOption = False) -> None:
     """Tell what this machine has and lacks, with remedies. Exit 1 where the main job cannot run."""
-    from cuda_agent.doctor import examine, healthy
+    from cuda_agent.inspection.doctor import examine, healthy
 
     report = examine()
     sys.stdout.write((report.to_json() if json_ else report.text()) + "\n")
@@ -87,7 +87,7 @@ def new(
     """Lay out a workspace to write kernels in by hand or with an agent of your own."""
     from cuda_agent.backends import get_backend
     from cuda_agent.errors import UsageError
-    from cuda_agent.targets import resolve_target
+    from cuda_agent.tasks.targets import resolve_target
     from cuda_agent.workspace.layout import create
 
     config = judge_config(device, track, precision, 0)

@@ -42,7 +42,7 @@ def judge(
     json_: JsonOption = False,
 ) -> None:
     """Reach a verdict on a workspace: build, verify, profile. Exit 0 whatever the verdict is."""
-    from cuda_agent.targets import load_task_file
+    from cuda_agent.tasks.targets import load_task_file
 
     config = judge_config(device, track, precision, gpu)
     reference = load_task_file(task) if task is not None else None
@@ -66,7 +66,7 @@ def _judge(workspace: Path, task: Task | None, config: JudgeConfig) -> Result:
 
 def _show(result: Result, *, as_json: bool) -> None:
     from cuda_agent.cli.progress import print_table
-    from cuda_agent.summary import reasons, table_row
+    from cuda_agent.runs.summary import reasons, table_row
 
     if as_json:
         sys.stdout.write(result.to_json() + "\n")

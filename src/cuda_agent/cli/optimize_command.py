@@ -19,11 +19,11 @@ from cuda_agent.cli.options import (
 )
 from cuda_agent.config import Device, EpisodeConfig, Precision, Track
 from cuda_agent.errors import UsageError
-from cuda_agent.settings import OptimizeSettings
+from cuda_agent.runs.settings import OptimizeSettings
 from cuda_agent.trajectory import Ending
 
 if TYPE_CHECKING:
-    from cuda_agent.summary import Outcome
+    from cuda_agent.runs.summary import Outcome
 
 EXIT_NOT_VERIFIED = 3
 
@@ -66,8 +66,8 @@ def optimize(
 ) -> None:
     """Write, verify and time faster kernels for a PyTorch module."""
     from cuda_agent.cli.progress import Lines, print_outcomes
-    from cuda_agent.optimization import optimize_task, resume_run
-    from cuda_agent.targets import resolve_target
+    from cuda_agent.runs.optimization import optimize_task, resume_run
+    from cuda_agent.tasks.targets import resolve_target
 
     reporter = Lines()
     if resume:
@@ -119,8 +119,8 @@ def demo(
     names: Annotated[list[str] | None, typer.Argument(help="Examples to run; all when left out.")] = None,
 ) -> None:
     """Optimise the bundled examples with the playbook and print the table."""
+    from cuda_agent.cli.demo import run_demo
     from cuda_agent.cli.progress import print_outcomes
-    from cuda_agent.demo import run_demo
 
     outcomes, failures = run_demo(out=out, device=device, names=names or ())
     print_outcomes(outcomes)
@@ -130,7 +130,7 @@ def demo(
 
 
 def _resumed_folder(out: Path | None, target: str | None) -> Path:
-    from cuda_agent.run_folder import DEFAULT_ROOT
+    from cuda_agent.runs.run_folder import DEFAULT_ROOT
 
     if out is not None:
         return out

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cuda_agent.config import Scope
 from cuda_agent.result import Result
-from cuda_agent.summary import COLUMNS, Outcome, format_us, reasons, table_row, verdict
+from cuda_agent.runs.summary import COLUMNS, Outcome, format_us, reasons, table_row, verdict
 from cuda_agent.trajectory import ToolCall, Turn
 
 if TYPE_CHECKING:

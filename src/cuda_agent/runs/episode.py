@@ -16,11 +16,11 @@ from cuda_agent.config import Scope
 from cuda_agent.errors import UsageError
 from cuda_agent.judge.entry import keep_failure
 from cuda_agent.judge.session import JudgeSession
-from cuda_agent.ledger import Ledger
-from cuda_agent.reporting import Reporter
 from cuda_agent.result import Result
-from cuda_agent.run_folder import RunFolder, writing
-from cuda_agent.settings import Prepared
+from cuda_agent.runs.ledger import Ledger
+from cuda_agent.runs.reporting import Reporter
+from cuda_agent.runs.run_folder import RunFolder, writing
+from cuda_agent.runs.settings import Prepared
 from cuda_agent.skills import system_prompt, task_prompt
 from cuda_agent.trajectory import Ending, Header, TrajectoryWriter, Turn, read_trajectory
 from cuda_agent.workspace.layout import create

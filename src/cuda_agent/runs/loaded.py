@@ -20,11 +20,11 @@ from cuda_agent.config import cache_dir
 from cuda_agent.errors import InfrastructureError, TaskError, ToolchainError, UsageError, WorkspaceError
 from cuda_agent.judge.build import build
 from cuda_agent.result import Result
-from cuda_agent.run_folder import RunFolder
+from cuda_agent.runs.run_folder import RunFolder
+from cuda_agent.runs.settings import OptimizeSettings
+from cuda_agent.runs.summary import verdict
 from cuda_agent.runtime.candidate import NewModule, construct, load_source
 from cuda_agent.runtime.guarded import OptimizedModule, Verified
-from cuda_agent.settings import OptimizeSettings
-from cuda_agent.summary import verdict
 from cuda_agent.task import Task
 from cuda_agent.workspace.snapshot import Snapshot, freeze
 

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuda_agent import runtime
 from cuda_agent.backends.base import Backend
 from cuda_agent.judge.build import fixed_files
 from cuda_agent.sandbox.process import clean_env, spawn
-from cuda_agent.targets import save_task
 from cuda_agent.task import Task
+from cuda_agent.tasks.targets import save_task
 from cuda_agent.workspace.snapshot import Snapshot
 
 _LIMIT_S = 300.0
@@ -123,7 +124,7 @@ class CallUnderTool:
 
     def _call(self) -> list[str]:
         root = Path(self._folder.name)
-        script = Path(__file__).parent / "runtime" / "one_call.py"
+        script = Path(runtime.__file__).with_name("one_call.py")
         paths = [root / "candidate" / "model_new.py", self._library, root / "task" / "model.py"]
         return [sys.executable, str(script), *map(str, paths), *self._task.search_path]
 

@@ -4,7 +4,7 @@ A target is one of
 
 - ``path/to/task.py``: a file that defines ``Model``, ``get_inputs`` and ``get_init_inputs``;
 - ``package.module:Class`` or ``path/to/file.py:Class`` with ``--inputs`` (see
-  :mod:`cuda_agent.input_spec`) and, where the constructor takes arguments, ``--init JSON``: a list of
+  :mod:`cuda_agent.tasks.input_spec`) and, where the constructor takes arguments, ``--init JSON``: a list of
   positional arguments, or an object of keyword arguments.
 
 The class's own file becomes the task's source where a copy of it still makes the class; otherwise the
@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from cuda_agent.errors import TaskError, UsageError
-from cuda_agent.input_spec import InputCase, inputs_source, parse_inputs
-from cuda_agent.module_source import (
+from cuda_agent.task import Task, load_task
+from cuda_agent.tasks.input_spec import InputCase, inputs_source, parse_inputs
+from cuda_agent.tasks.module_source import (
     ClassSource,
     find_class,
     forward_arity,
     missing_init_arguments,
     own_source,
 )
-from cuda_agent.task import Task, load_task
 
 TASK_FACTS = "task.json"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from cuda_agent.backends import get_backend
 from cuda_agent.backends.base import Backend, DeviceFacts
 from cuda_agent.config import Device, JudgeConfig, Scope
+from cuda_agent.inspection.opened import Opened, open_candidate
 from cuda_agent.judge.entry import FAILURE_FILE, judge
-from cuda_agent.opened import Opened, open_candidate
 from cuda_agent.result import Result, Stage
-from cuda_agent.summary import format_times, format_us, reasons, verdict
+from cuda_agent.runs.summary import format_times, format_us, reasons, verdict
 
 _TOOLS = ("ncu", "compute-sanitizer")
 
@@ -57,7 +57,7 @@ def _judge(opened: Opened, scope: Scope) -> Result:
 
 
 def _failure(opened: Opened, result: Result) -> Iterator[str]:
-    from cuda_agent.error_map import failure_lines
+    from cuda_agent.inspection.error_map import failure_lines
 
     yield from (f"  {line}" for line in reasons(result))
     saved = opened.workspace / FAILURE_FILE
@@ -153,7 +153,7 @@ def _tools(opened: Opened, backend: Backend, *, wrong: bool) -> Iterator[str]:
     if backend.name != "cuda":
         yield "registers, ncu and compute-sanitizer are for CUDA kernels: nothing to show on cpu"
         return
-    from cuda_agent.resources_used import kernel_resources, resource_lines
+    from cuda_agent.inspection.resources_used import kernel_resources, resource_lines
 
     kernels = kernel_resources(opened.snapshot, backend, track=str(opened.config.track))
     yield from resource_lines(kernels) or ["ptxas reports no kernels"]
@@ -161,8 +161,8 @@ def _tools(opened: Opened, backend: Backend, *, wrong: bool) -> Iterator[str]:
 
 
 def _under_tools(opened: Opened, backend: Backend, *, wrong: bool) -> Iterator[str]:
+    from cuda_agent.inspection.resources_used import CallUnderTool
     from cuda_agent.judge.build import build
-    from cuda_agent.resources_used import CallUnderTool
 
     found = {tool: shutil.which(tool) for tool in _TOOLS}
     if missing := [tool for tool, path in found.items() if path is None]:

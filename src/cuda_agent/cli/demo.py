@@ -9,11 +9,11 @@ from pathlib import Path
 from cuda_agent.cli.progress import Lines
 from cuda_agent.config import Device, JudgeConfig
 from cuda_agent.errors import CudaAgentError, InfrastructureError, TaskError, UsageError
-from cuda_agent.optimization import optimize_task
-from cuda_agent.run_folder import RunFolder
-from cuda_agent.settings import OptimizeSettings
-from cuda_agent.summary import Outcome
-from cuda_agent.targets import load_task_file
+from cuda_agent.runs.optimization import optimize_task
+from cuda_agent.runs.run_folder import RunFolder
+from cuda_agent.runs.settings import OptimizeSettings
+from cuda_agent.runs.summary import Outcome
+from cuda_agent.tasks.targets import load_task_file
 
 EXAMPLES = ("fused_chain", "odd_softmax", "norm_gelu")
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from cuda_agent.agent.policies import make_policy
 from cuda_agent.backends import get_backend
 from cuda_agent.config import Device
-from cuda_agent.reporting import Reporter, Silent
 from cuda_agent.result import Result
-from cuda_agent.run_folder import RunFolder, check_free, write_text
-from cuda_agent.settings import OptimizeSettings, Prepared
-from cuda_agent.summary import Outcome, summary_text
+from cuda_agent.runs.reporting import Reporter, Silent
+from cuda_agent.runs.run_folder import RunFolder, check_free, write_text
+from cuda_agent.runs.settings import OptimizeSettings, Prepared
+from cuda_agent.runs.summary import Outcome, summary_text
 from cuda_agent.task import Task
 from cuda_agent.trajectory import Ending
 
@@ -84,7 +84,7 @@ def prepare(task: Task, settings: OptimizeSettings, reporter: Reporter) -> Prepa
     settings = replace(settings, judge=replace(settings.judge, device=Device(backend.name)))
     policy = make_policy(settings.policy, **settings.policy_options)
     reporter.say(f"checking the task {task.name} on {backend.name}")
-    from cuda_agent.admission import check_task
+    from cuda_agent.judge.task_check import check_task
 
     check_task(task, settings.judge)
     return Prepared(task, settings, backend, policy)
@@ -92,8 +92,8 @@ def prepare(task: Task, settings: OptimizeSettings, reporter: Reporter) -> Prepa
 
 def _execute(prepared: Prepared, folder: RunFolder, reporter: Reporter, *, resume: bool) -> Outcome:
     """Run the episode, then judge; the summary is written whatever happens on the way."""
-    from cuda_agent.conclusion import conclude, save_best
-    from cuda_agent.episode import Episode
+    from cuda_agent.runs.conclusion import conclude, save_best
+    from cuda_agent.runs.episode import Episode
 
     episode = Episode(prepared, folder, reporter)
     ending, detail = Ending.INTERRUPTED, "interrupted before the first turn"

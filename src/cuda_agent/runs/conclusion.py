@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 
 from cuda_agent.config import Scope
-from cuda_agent.episode import Episode
 from cuda_agent.errors import CudaAgentError
 from cuda_agent.judge.entry import judge
-from cuda_agent.reporting import Reporter
 from cuda_agent.result import Result, Stage
-from cuda_agent.run_folder import RunFolder, writing
-from cuda_agent.settings import Prepared
+from cuda_agent.runs.episode import Episode
+from cuda_agent.runs.reporting import Reporter
+from cuda_agent.runs.run_folder import RunFolder, writing
+from cuda_agent.runs.settings import Prepared
 from cuda_agent.trajectory import Ending
 from cuda_agent.workspace.snapshot import Snapshot, freeze
 

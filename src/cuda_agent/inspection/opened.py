@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cuda_agent.config import Device, JudgeConfig
-from cuda_agent.run_folder import RunFolder
-from cuda_agent.settings import OptimizeSettings
+from cuda_agent.runs.run_folder import RunFolder
+from cuda_agent.runs.settings import OptimizeSettings
 from cuda_agent.task import Task
 from cuda_agent.workspace.layout import load_workspace_task, read_settings
 from cuda_agent.workspace.snapshot import Snapshot, freeze

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cuda_agent.config import JudgeConfig
 from cuda_agent.errors import UsageError
-from cuda_agent.opened import open_candidate
+from cuda_agent.inspection.opened import open_candidate
 from cuda_agent.result import Times
-from cuda_agent.summary import format_times
+from cuda_agent.runs.summary import format_times
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import pytest
 
 from cuda_agent.config import EpisodeConfig, JudgeConfig, Scope
 from cuda_agent.errors import InfrastructureError, UsageError
-from cuda_agent.ledger import Ledger
 from cuda_agent.result import Result, Stage, Times, Violation, ViolationKind
-from cuda_agent.run_folder import RunFolder, write_text
-from cuda_agent.settings import OptimizeSettings
-from cuda_agent.summary import Outcome, format_times, summary_text, table_row, verdict
+from cuda_agent.runs.ledger import Ledger
+from cuda_agent.runs.run_folder import RunFolder, write_text
+from cuda_agent.runs.settings import OptimizeSettings
+from cuda_agent.runs.summary import Outcome, format_times, summary_text, table_row, verdict
 from cuda_agent.task import Task
 from cuda_agent.trajectory import Ending
 from cuda_agent.workspace.snapshot import Snapshot

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cuda_agent.doctor import Check, Report, Status, diagnose, healthy, render
+from cuda_agent.inspection.doctor import Check, Report, Status, diagnose, healthy, render
 
 
 def test_this_machine_can_do_the_job() -> None:
@@ -31,7 +31,7 @@ def test_all_that_is_not_ok_has_a_remedy() -> None:
 
 SCRIPT = """
 import json
-from cuda_agent.doctor import diagnose
+from cuda_agent.inspection.doctor import diagnose
 print(json.dumps({c.name: [c.status, c.found, c.remedy] for c in diagnose()}))
 """
 

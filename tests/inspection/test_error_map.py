@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from cuda_agent.error_map import failure_lines, output_lines, wrong_elements
 from cuda_agent.errors import WorkspaceError
+from cuda_agent.inspection.error_map import failure_lines, output_lines, wrong_elements
 
 
 def text(expected, actual):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cuda_agent.result import Result, Times
-from cuda_agent.run_folder import RunFolder
+from cuda_agent.runs.run_folder import RunFolder
 from cuda_agent.task import Task
 from cuda_agent.trajectory import Ending
 

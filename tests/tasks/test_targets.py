@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from cuda_agent.errors import TaskError, UsageError
-from cuda_agent.input_spec import parse_inputs
-from cuda_agent.targets import load_task_file, resolve_target, save_task
+from cuda_agent.tasks.input_spec import parse_inputs
+from cuda_agent.tasks.targets import load_task_file, resolve_target, save_task
 
 MODULE = '''
 import os

@@ -22,8 +22,8 @@ from typing import Any
 
 from cuda_agent.errors import InfrastructureError, UsageError
 from cuda_agent.result import Result
-from cuda_agent.targets import load_task_file, save_task
 from cuda_agent.task import Task
+from cuda_agent.tasks.targets import load_task_file, save_task
 
 DEFAULT_ROOT = Path("cuda-agent-out")
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cuda_agent.errors import UsageError
-from cuda_agent.input_spec import Input, InputCase, PlainInput, TensorInput
+from cuda_agent.tasks.input_spec import Input, InputCase, PlainInput, TensorInput
 
 _PLAIN = (bool, int, float, str, type(None))
 

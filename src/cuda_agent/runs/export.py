@@ -24,11 +24,11 @@ from pathlib import Path
 from cuda_agent.config import Device
 from cuda_agent.errors import UsageError
 from cuda_agent.judge.build import fixed_files
-from cuda_agent.loaded import checked_result
 from cuda_agent.result import Result
-from cuda_agent.run_folder import RunFolder, writing
-from cuda_agent.settings import OptimizeSettings
-from cuda_agent.summary import format_times
+from cuda_agent.runs.loaded import checked_result
+from cuda_agent.runs.run_folder import RunFolder, writing
+from cuda_agent.runs.settings import OptimizeSettings
+from cuda_agent.runs.summary import format_times
 from cuda_agent.task import Task
 from cuda_agent.workspace.snapshot import freeze
 

@@ -1,0 +1,1 @@
+"""Looking at a machine, a candidate or a result: doctor, explain, compare."""

@@ -1,0 +1,1 @@
+"""What is asked for: targets, input laws and modules in, tasks out."""
