@@ -153,6 +153,8 @@ class Profiler:
             name = f"t{index}"
             block = self._blocks.get(name)
             if block is None or block.nbytes < drawn.plan["nbytes"]:
+                if block is not None:
+                    block.close()
                 block = Block(drawn.plan["nbytes"], device=self._subject.place.block_device)
                 self._blocks[name] = block
             copy_bytes(drawn, block)

@@ -149,6 +149,8 @@ class Checker:
     def _input_block(self, slot: str, drawn: Drawn) -> Block:
         block = self._blocks.get(slot)
         if block is None or block.nbytes < drawn.plan["nbytes"]:
+            if block is not None:
+                block.close()
             block = Block(drawn.plan["nbytes"], device=self._subject.place.block_device)
             self._blocks[slot] = block
         copy_bytes(drawn, block)
