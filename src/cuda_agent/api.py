@@ -19,19 +19,17 @@ from cuda_agent.runs.loaded import attach, task_module
 from cuda_agent.runs.optimization import optimize_task
 from cuda_agent.runs.reporting import Reporter
 from cuda_agent.runs.settings import OptimizeSettings
-from cuda_agent.runs.summary import verdict
+from cuda_agent.runs.summary import Outcome, verdict
 from cuda_agent.runtime.candidate import construct
 from cuda_agent.runtime.guarded import OptimizedModule, Verified
 from cuda_agent.task import Task
-from cuda_agent.tasks.example_law import input_cases, law_of
+from cuda_agent.tasks.example_law import PLAIN_TYPES, input_cases, law_of
 from cuda_agent.tasks.exported import WEIGHTS, exported_source, save_weights
 from cuda_agent.tasks.input_spec import inputs_source
-from cuda_agent.tasks.module_source import find_class, own_source
+from cuda_agent.tasks.module_source import find_class
 from cuda_agent.tasks.targets import class_task_source
 
 log = logging.getLogger(__name__)
-
-_PLAIN = (bool, int, float, str, type(None))
 
 
 def optimize(
@@ -93,9 +91,14 @@ def optimize(
     with tempfile.TemporaryDirectory(prefix="cuda-agent-") as folder:
         task = make_task(module, examples, Path(folder))
         outcome = optimize_task(task, settings, out=None if out is None else Path(out), reporter=reporter)
+    return _optimized(module, outcome)
+
+
+def _optimized(module: nn.Module, outcome: Outcome) -> OptimizedModule:
+    """The module with what a run gave, its original alone where that is nothing."""
     run, result = outcome.folder, outcome.result
     if result is None or not result.correct:
-        log.warning("no verified kernel for %s (%s): it runs as it is", task.name, verdict(result))
+        log.warning("no verified kernel for %s (%s): it runs as it is", outcome.task.name, verdict(result))
         optimized = OptimizedModule(module, None, Verified((), "cpu"))
     else:
         arguments = task_module(run.load_task(), run.task / "model.py").get_init_inputs()
@@ -134,11 +137,10 @@ def _source_task(
         source = find_class(_module_name(kind), kind.__qualname__)
         kwargs = _constructor_arguments(module)
         code = class_task_source(source, args=(), kwargs=kwargs, cases=cases)
-        imported = own_source(source) is None
         task = Task(
             code=code,
             name=kind.__name__.lower(),
-            search_path=(str(source.root),) if imported and "site-packages" not in source.root.parts else (),
+            search_path=source.search_path,
             data_source=f"{kind.__module__}:{kind.__qualname__}",
         )
         path = folder / "candidate_source.py"
@@ -187,7 +189,7 @@ def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
-    return isinstance(value, _PLAIN)
+    return isinstance(value, PLAIN_TYPES)
 
 
 def _difference(module: nn.Module, rebuilt: nn.Module, examples: Sequence[tuple[Any, ...]]) -> str:

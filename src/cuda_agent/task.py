@@ -81,10 +81,15 @@ def load_task(path: Path) -> Task:
         code = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}", "Name a Python file.") from None
-    assets = {p.name: p for p in sorted(path.parent.glob("weights*.pt"))} if "weights" in code else {}
+    assets = weights_beside(path.parent, code)
     task = Task(code=code, name=path.stem, assets=assets, search_path=(str(path.parent.resolve()),))
     task.check_names()
     return task
+
+
+def weights_beside(folder: Path, code: str) -> dict[str, Path]:
+    """Files ``weights*.pt`` of a folder, by name, where the source speaks of weights."""
+    return {p.name: p for p in sorted(folder.glob("weights*.pt"))} if "weights" in code else {}
 
 
 def _defined_names(tree: ast.Module) -> set[str]:

@@ -16,7 +16,7 @@ import pytest
 
 from cuda_agent.agent.messages import NO_ANSWER, RESUME_NOTE, ContextMeter, opening
 from cuda_agent.agent.policies.replay import ReplayPolicy
-from cuda_agent.agent.policy import Action, EpisodeContext, Message, ToolSpec
+from cuda_agent.agent.policy import Action, EpisodeContext, Message, Role, ToolSpec
 from cuda_agent.config import EpisodeConfig
 from cuda_agent.errors import PolicyError
 from cuda_agent.trajectory import Ending, Observation, ToolCall, Turn
@@ -270,11 +270,11 @@ def test_a_turn_that_died_half_way_gets_its_missing_answers() -> None:
 
 def test_the_meter_learns_characters_per_token() -> None:
     meter = ContextMeter([])
-    messages = [Message("user", "x" * 3000)]
+    messages = [Message(Role.USER, "x" * 3000)]
     assert meter.tokens(messages) == pytest.approx(1000, rel=0.02)
-    messages.append(Message("assistant", "y" * 3000))
+    messages.append(Message(Role.ASSISTANT, "y" * 3000))
     meter.report(Action("", context_tokens=3000), messages)
-    messages.append(Message("tool", "z" * 600))
+    messages.append(Message(Role.TOOL, "z" * 600))
     assert meter.tokens(messages) == pytest.approx(3300, rel=0.02)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cuda_agent.agent.policy import Message, ToolSpec
+from cuda_agent.agent.policy import Message, Role, ToolSpec
 from cuda_agent.agent.textformat import has_calls, instructions, parse_answer, plain_messages, render_call
 from cuda_agent.agent.tools import Toolbox
 from cuda_agent.trajectory import ToolCall
@@ -110,13 +110,13 @@ def test_instructions_name_every_tool_and_argument(specs: list[ToolSpec]) -> Non
 def test_history_without_tool_roles_alternates(specs: list[ToolSpec]) -> None:
     call = ToolCall("c", "Bash", {"command": "ls"})
     messages = [
-        Message("system", "S"),
-        Message("user", "U"),
-        Message("assistant", "words", (call, call)),
-        Message("tool", "one", call_id="c"),
-        Message("tool", "two", call_id="c"),
-        Message("user", "and a complaint"),
-        Message("assistant", ""),
+        Message(Role.SYSTEM, "S"),
+        Message(Role.USER, "U"),
+        Message(Role.ASSISTANT, "words", (call, call)),
+        Message(Role.TOOL, "one", call_id="c"),
+        Message(Role.TOOL, "two", call_id="c"),
+        Message(Role.USER, "and a complaint"),
+        Message(Role.ASSISTANT, ""),
     ]
     plain = plain_messages(messages, specs)
     assert [m["role"] for m in plain] == ["system", "user", "assistant", "user", "assistant"]

@@ -183,9 +183,9 @@ SEARCHES = [
 ]
 
 
-@pytest.mark.parametrize("ripgrep", [None, "rg"])
-def test_grep_alike_with_and_without_ripgrep(workspace: Path, ripgrep: str | None) -> None:
-    if ripgrep and not shutil.which(ripgrep):
+@pytest.mark.parametrize("use_ripgrep", [False, True])
+def test_grep_alike_with_and_without_ripgrep(workspace: Path, use_ripgrep: bool) -> None:
+    if use_ripgrep and not shutil.which("rg"):
         pytest.skip("ripgrep is not installed")
     (workspace / "k").mkdir()
     (workspace / "k" / "a.cu").write_text("float scale;\nx\nint SCALE, scale;\ny\n")
@@ -193,7 +193,7 @@ def test_grep_alike_with_and_without_ripgrep(workspace: Path, ripgrep: str | Non
     (workspace / "binary").write_bytes(b"scale\0scale")
     (workspace / ".hidden").write_text("scale")
     (workspace / ".gitignore").write_text("*\n")
-    with Toolbox(workspace, {}, ripgrep=ripgrep) as tools:
+    with Toolbox(workspace, {}, use_ripgrep=use_ripgrep) as tools:
         for arguments, expected in SEARCHES:
             assert tools.call(ToolCall("c", "Grep", arguments)).text == expected, arguments
         assert tools.call(ToolCall("c", "Grep", {"pattern": "("})).is_error

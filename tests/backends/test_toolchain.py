@@ -11,7 +11,7 @@ import pytest
 
 from cuda_agent.backends import CpuBackend, CudaBackend, get_backend, resolve_device, toolchain
 from cuda_agent.backends.cuda import _visible, parse_arch
-from cuda_agent.config import Device
+from cuda_agent.config import Device, Track
 from cuda_agent.errors import ToolchainError
 
 GPUS = [{"index": str(i), "uuid": f"GPU-{letter * 4}-x"} for i, letter in enumerate("abc")]
@@ -98,11 +98,11 @@ def cuda_or_skip(monkeypatch: pytest.MonkeyPatch) -> CudaBackend:
 def test_nvcc_flags_are_the_tracks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     backend = cuda_or_skip(monkeypatch)
     source, output = tmp_path / "kernels" / "a.cu", tmp_path / "a.o"
-    matched = backend.compile_step(source, output, root=tmp_path, track="matched").argv
-    paper = backend.compile_step(source, output, root=tmp_path, track="paper").argv
+    matched = backend.compile_step(source, output, root=tmp_path, track=Track.MATCHED).argv
+    paper = backend.compile_step(source, output, root=tmp_path, track=Track.PAPER).argv
     assert "--use_fast_math" not in matched and "--use_fast_math" in paper
     assert {"-O3", "kernels/a.cu"} <= set(matched)
-    host = backend.compile_step(source.with_suffix(".cpp"), output, root=tmp_path, track="paper").argv
+    host = backend.compile_step(source.with_suffix(".cpp"), output, root=tmp_path, track=Track.PAPER).argv
     assert "--use_fast_math" not in host and host[0] == str(toolchain.find_cxx())
 
 
@@ -112,6 +112,6 @@ def test_nvcc_targets_the_whole_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path
     # setmaxnreg exists on sm_90a only: it shows that the architecture's own features are on.
     source = tmp_path / "kernels" / "a.cu"
     source.write_text('__global__ void k() { asm volatile("setmaxnreg.inc.sync.aligned.u32 240;"); }\n')
-    step = backend.compile_step(source, tmp_path / "a.o", root=tmp_path, track="matched")
+    step = backend.compile_step(source, tmp_path / "a.o", root=tmp_path, track=Track.MATCHED)
     done = subprocess.run(step.argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

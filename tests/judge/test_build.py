@@ -321,6 +321,6 @@ def test_the_cache_is_pruned_to_its_size(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_flags_decide_objects(tmp_path: Path) -> None:
-    step = CpuBackend().compile_step(tmp_path / "kernels/a.cpp", Path("o"), root=tmp_path, track="paper")
+    step = CpuBackend().compile_step(tmp_path / "kernels/a.cpp", Path("o"), root=tmp_path, track=Track.PAPER)
     assert {"-O3", "-march=native", "-fopenmp"} <= set(step.argv) and "-ffast-math" not in step.argv
     assert "kernels/a.cpp" in step.argv

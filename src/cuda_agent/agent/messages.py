@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from cuda_agent.agent.policy import Action, Message, ToolSpec
+from cuda_agent.agent.policy import Action, Message, Role, ToolSpec
 from cuda_agent.trajectory import Turn
 
 RESUME_NOTE = (
@@ -23,22 +23,22 @@ _TOKENS_PER_MESSAGE = 6
 
 def opening(system: str, prompt: str, history: Sequence[Turn] = ()) -> list[Message]:
     """Messages an episode starts from; with the turns of an earlier run and a note, when it resumes."""
-    messages = [Message("system", system), Message("user", prompt)]
+    messages = [Message(Role.SYSTEM, system), Message(Role.USER, prompt)]
     for turn in history:
         messages.extend(turn_messages(turn))
     if history:
-        messages.append(Message("user", RESUME_NOTE))
+        messages.append(Message(Role.USER, RESUME_NOTE))
     return messages
 
 
 def turn_messages(turn: Turn) -> list[Message]:
     """One assistant message, an answer to each call, and a user message for each malformed action."""
-    messages = [Message("assistant", turn.text, turn.calls, tokens=turn.tokens)]
+    messages = [Message(Role.ASSISTANT, turn.text, turn.calls, tokens=turn.tokens)]
     texts = [observation.text for observation in turn.observations]
     texts += [NO_ANSWER] * (len(turn.calls) - len(texts))
     for call, text in zip(turn.calls, texts, strict=False):
-        messages.append(Message("tool", text, call_id=call.id))
-    messages.extend(Message("user", text) for text in texts[len(turn.calls) :])
+        messages.append(Message(Role.TOOL, text, call_id=call.id))
+    messages.extend(Message(Role.USER, text) for text in texts[len(turn.calls) :])
     return messages
 
 

@@ -11,7 +11,15 @@ from pathlib import Path
 MAX_FILE_BYTES = 16 * 2**20
 """Largest file the tools read or edit."""
 
-OURS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+HOST_FAULTS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EAGAIN,
+}
 """Errors of the system that are not the policy's doing: the sandbox is broken."""
 
 
@@ -92,7 +100,7 @@ class Confined:
             beside.chmod(mode)
             beside.replace(path)
         except OSError as error:
-            if error.errno in OURS:
+            if error.errno in HOST_FAULTS:
                 raise
             raise ToolError(f"cannot write {name}: {error.strerror}") from None
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,12 +21,21 @@ class ToolSpec:
     parameters: Mapping[str, Any]
 
 
+class Role(StrEnum):
+    """Who speaks; the values are those of chat endpoints and chat templates."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
 @dataclass(frozen=True)
 class Message:
     """One message of the linear, append-only history.
 
     Attributes:
-        role: ``system``, ``user``, ``assistant`` or ``tool``.
+        role: who speaks.
         content: text.
         calls: actions of an assistant message.
         call_id: for a tool message, the call it answers.
@@ -33,7 +43,7 @@ class Message:
             rebuilt from these ids, never from text.
     """
 
-    role: str
+    role: Role
     content: str
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""

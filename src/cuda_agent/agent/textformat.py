@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuda_agent.agent.output import writable
-from cuda_agent.agent.policy import Message, ToolSpec
+from cuda_agent.agent.policy import Message, Role, ToolSpec
 from cuda_agent.agent.schema import signature_text
 from cuda_agent.trajectory import ToolCall
 
@@ -148,12 +148,12 @@ def plain_messages(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> li
     """The history without tool roles: system, then user and assistant in turn."""
     plain: list[dict[str, str]] = []
     for message in messages:
-        if message.role == "system":
+        if message.role is Role.SYSTEM:
             content, role = f"{message.content}\n\n{instructions(tools)}", "system"
-        elif message.role == "assistant":
+        elif message.role is Role.ASSISTANT:
             content, role = render_answer(message) or "(no words)", "assistant"
         else:
-            content = render_observation(message) if message.role == "tool" else message.content
+            content = render_observation(message) if message.role is Role.TOOL else message.content
             role = "user"
         if plain and plain[-1]["role"] == role:
             plain[-1]["content"] += f"\n{content}"

@@ -12,7 +12,7 @@ from typing import Literal, Self, TypedDict
 from cuda_agent.agent.background import BackgroundCommand, BackgroundCommands
 from cuda_agent.agent.files import FileTools
 from cuda_agent.agent.output import cap, writable
-from cuda_agent.agent.paths import OURS, Confined, ToolError
+from cuda_agent.agent.paths import HOST_FAULTS, Confined, ToolError
 from cuda_agent.agent.policy import ToolSpec
 from cuda_agent.agent.schema import ArgumentError, check_arguments, tool_spec
 from cuda_agent.agent.search import SearchTools, find_ripgrep
@@ -146,7 +146,7 @@ class Toolbox:
         workspace: folder the tools work in; the file tools are confined to it.
         env: variables to set in the shell, over a clean environment (no secrets, no proxies).
         max_output_chars: a longer answer is cut, head and tail kept.
-        ripgrep: program for Grep; looked up on PATH when left out, our own search when ``None``.
+        use_ripgrep: search with ripgrep where it is installed; our own search otherwise.
 
     Raises:
         InfrastructureError: the workspace is not a folder.
@@ -158,7 +158,7 @@ class Toolbox:
         env: Mapping[str, str],
         max_output_chars: int = 16_000,
         *,
-        ripgrep: str | None = "",
+        use_ripgrep: bool = True,
     ) -> None:
         if not workspace.is_dir():
             raise InfrastructureError(f"{workspace} is not a folder", "Lay out a workspace first.")
@@ -166,7 +166,7 @@ class Toolbox:
         self._workspace = paths.root
         self._max_output_chars = max_output_chars
         self._shell = ShellTools(paths.root, clean_env({**_SHELL_ENV, **env}))
-        search = SearchTools(paths, ripgrep=find_ripgrep() if ripgrep == "" else ripgrep)
+        search = SearchTools(paths, ripgrep=find_ripgrep() if use_ripgrep else None)
         self._functions: dict[str, Callable[..., str]] = {}
         for group in (self._shell, FileTools(paths), search, TodoTools()):
             self._functions.update(group.tools())
@@ -204,7 +204,7 @@ class Toolbox:
         except ToolError as error:
             text, is_error = str(error), True
         except OSError as error:
-            if error.errno in OURS or not self._workspace.is_dir():
+            if error.errno in HOST_FAULTS or not self._workspace.is_dir():
                 raise InfrastructureError(f"tool {call.name} failed: {error}") from None
             text, is_error = f"{call.name} failed: {error.strerror or error}", True
         seconds = time.monotonic() - started

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from cuda_agent.config import Track
+
 
 @dataclass(frozen=True)
 class Missing:
@@ -84,7 +86,7 @@ class Backend(Protocol):
         """
         ...
 
-    def compile_step(self, source: Path, output: Path, *, root: Path, track: str) -> CompileStep:
+    def compile_step(self, source: Path, output: Path, *, root: Path, track: Track) -> CompileStep:
         """Compiler call for one source of the folder ``root``, with our flags for the track."""
         ...
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cuda_agent.backends import facts, toolchain
 from cuda_agent.backends.base import CompileStep, DeviceFacts, Missing
+from cuda_agent.config import Track
 from cuda_agent.errors import ToolchainError
 
 CXX_MISSING = Missing("no C++ compiler (g++)", "Install one: apt-get install -y g++")
@@ -29,10 +30,10 @@ def host_missing() -> list[Missing]:
     return missing
 
 
-def host_include_argv(root_iquote: str = ".") -> list[str]:
-    """Include options: the workspace for quoted includes, then PyTorch and Python as system headers."""
+def host_include_argv() -> list[str]:
+    """Include options: the working directory for quoted includes, PyTorch and Python as system headers."""
     torch = require_torch()
-    argv = ["-iquote", root_iquote]
+    argv = ["-iquote", "."]
     for folder in (*torch.include_dirs, toolchain.python_include()):
         argv += ["-isystem", str(folder)]
     return argv
@@ -113,7 +114,7 @@ class CpuBackend:
         )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
-    def compile_step(self, source: Path, output: Path, *, root: Path, track: str) -> CompileStep:
+    def compile_step(self, source: Path, output: Path, *, root: Path, track: Track) -> CompileStep:
         """See :class:`cuda_agent.backends.base.Backend`; both tracks have the same flags here."""
         del track
         argv = (

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from cuda_agent.backends import cpu, facts, toolchain
 from cuda_agent.backends.base import CompileStep, DeviceFacts, Missing
+from cuda_agent.config import Track
 from cuda_agent.errors import ToolchainError
 
 ARCH_VARIABLE = "CUDA_AGENT_ARCH"
@@ -143,12 +144,12 @@ class CudaBackend:
         )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
-    def compile_step(self, source: Path, output: Path, *, root: Path, track: str) -> CompileStep:
+    def compile_step(self, source: Path, output: Path, *, root: Path, track: Track) -> CompileStep:
         """See :class:`cuda_agent.backends.base.Backend`; track ``paper`` adds --use_fast_math to nvcc."""
         name = cpu.relative_source(source, root)
         if source.suffix == ".cu":
             argv = [str(require_cuda().nvcc), "-O3"]
-            argv += ["--use_fast_math"] if track == "paper" else []
+            argv += ["--use_fast_math"] if track is Track.PAPER else []
             argv += self._device_flags()
         else:
             argv = [str(cpu.require_cxx()), "-O3", *cpu.host_flags(), *_cuda_options()]

@@ -155,7 +155,7 @@ def _tools(opened: Opened, backend: Backend, *, wrong: bool) -> Iterator[str]:
         return
     from cuda_agent.inspection.resources_used import kernel_resources, resource_lines
 
-    kernels = kernel_resources(opened.snapshot, backend, track=str(opened.config.track))
+    kernels = kernel_resources(opened.snapshot, backend, track=opened.config.track)
     yield from resource_lines(kernels) or ["ptxas reports no kernels"]
     yield from _under_tools(opened, backend, wrong=wrong)
 

@@ -53,6 +53,6 @@ def open_candidate(folder: Path, config: JudgeConfig) -> Opened:
     if run.settings.is_file() and run.workspace.is_dir():
         folder = run.workspace  # a run that ended before any version was saved
     snapshot, task = freeze(folder), load_workspace_task(folder)
-    if config.device is Device.AUTO and (backend := read_settings(folder).backend):
-        config = replace(config, device=Device(backend))
+    if config.device is Device.AUTO:
+        config = replace(config, device=read_settings(folder).backend)
     return Opened(snapshot, task, config, folder, None)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cuda_agent import runtime
 from cuda_agent.backends.base import Backend
+from cuda_agent.config import Track
 from cuda_agent.judge.build import fixed_files
 from cuda_agent.sandbox.process import clean_env, spawn
 from cuda_agent.task import Task
@@ -46,7 +47,7 @@ class KernelResources:
     shared_bytes: int
 
 
-def kernel_resources(snapshot: Snapshot, backend: Backend, *, track: str) -> list[KernelResources]:
+def kernel_resources(snapshot: Snapshot, backend: Backend, *, track: Track) -> list[KernelResources]:
     """Compile the ``.cu`` files once more, with ptxas reporting; empty where there are none."""
     found: list[KernelResources] = []
     with tempfile.TemporaryDirectory(prefix="cuda-agent-ptxas-") as name:

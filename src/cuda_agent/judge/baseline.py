@@ -27,6 +27,8 @@ from cuda_agent.task import Task
 _log = logging.getLogger(__name__)
 
 MAX_DRIFT = 0.02
+"""Share by which eager may have moved before a full verdict measures torch.compile anew."""
+
 _NUM_TRIES = 2
 _KEPT_SAMPLES = 200
 
@@ -108,6 +110,7 @@ class Compiler:
         self._reference: Reference | None = None
         self._case: int | None = None
         self.why = ""
+        self._last_error = ""
 
     def start(self) -> None:
         """Start the process; it imports torch while the judge does other things."""
@@ -130,8 +133,6 @@ class Compiler:
         if self._last_error and not self.why:
             self.why = self._last_error
         return None
-
-    _last_error = ""
 
     def _try(self, case: int, sets: Sequence[Drawn]) -> bool:
         try:

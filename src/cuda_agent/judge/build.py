@@ -119,11 +119,11 @@ def _build(snapshot: Snapshot, backend: Backend, track: Track, folder: Path, dea
     objects: list[Path] = []
     pending: list[tuple[CompileStep, Path]] = []
     for source in sources:
-        draft = backend.compile_step(folder / source, Path("OUTPUT"), root=folder, track=str(track))
+        draft = backend.compile_step(folder / source, Path("OUTPUT"), root=folder, track=track)
         final = store.path(object_key(source, files, draft, backend.fingerprint()))
         objects.append(final)
         if not store.has(final):
-            step = backend.compile_step(folder / source, store.temporary(), root=folder, track=str(track))
+            step = backend.compile_step(folder / source, store.temporary(), root=folder, track=track)
             pending.append((step, final))
     _compile_all(pending, folder, deadline)
     library = _link(backend, objects, folder, deadline)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from cuda_agent.config import Device
+from cuda_agent.config import Device, Track
 from cuda_agent.errors import UsageError
 from cuda_agent.judge.build import fixed_files
 from cuda_agent.result import Result
@@ -202,7 +202,7 @@ def _texts(names: _Names, task: Task, result: Result, settings: OptimizeSettings
         "device_name": result.device if cuda else None,
         "device_text": result.device,
         "cuda": cuda,
-        "fast_math": cuda and str(settings.judge.track) == "paper",
+        "fast_math": cuda and settings.judge.track is Track.PAPER,
         "track": result.track,
         "precision": result.precision,
     }

@@ -16,9 +16,9 @@ from torch import nn
 
 from cuda_agent.backends import get_backend
 from cuda_agent.backends.base import Backend
-from cuda_agent.config import cache_dir
+from cuda_agent.config import Track, cache_dir
 from cuda_agent.errors import InfrastructureError, TaskError, ToolchainError, UsageError, WorkspaceError
-from cuda_agent.judge.build import build
+from cuda_agent.judge.build import LIBRARY, build
 from cuda_agent.result import Result
 from cuda_agent.runs.run_folder import RunFolder
 from cuda_agent.runs.settings import OptimizeSettings
@@ -27,8 +27,6 @@ from cuda_agent.runtime.candidate import NewModule, construct, load_source
 from cuda_agent.runtime.guarded import OptimizedModule, Verified
 from cuda_agent.task import Task
 from cuda_agent.workspace.snapshot import Snapshot, freeze
-
-LIBRARY = "cuda_extension.so"
 
 
 def load(folder: str | Path, *, allow_unverified: bool = False) -> OptimizedModule:
@@ -74,7 +72,7 @@ def attach(original: nn.Module, run: RunFolder, result: Result, *, arguments: An
     settings = OptimizeSettings.from_dict(run.load_settings())
     backend = get_backend(settings.judge.device, gpu=settings.judge.gpu)
     snapshot = freeze(run.candidate)
-    library = build_library(snapshot, backend, track=str(settings.judge.track))
+    library = build_library(snapshot, backend, track=settings.judge.track)
     # The cache holds the source the library was built from: the run's folder may change or go.
     make = NewModule(library.with_name("model_new.py"), library, arguments)
     return OptimizedModule(original, make, verified_by(result, backend.name))
@@ -124,15 +122,13 @@ def task_module(task: Task, path: Path) -> Any:
         raise TaskError(f"task {task.name} does not import: {type(error).__name__}: {error}") from None
 
 
-def build_library(snapshot: Snapshot, backend: Backend, *, track: str, limit_s: float = 600.0) -> Path:
+def build_library(snapshot: Snapshot, backend: Backend, *, track: Track, limit_s: float = 600.0) -> Path:
     """Build a candidate's extension, or take it from the cache; its sources lie beside it.
 
     Raises:
         ToolchainError: it does not build here.
         InfrastructureError: the cache cannot be written.
     """
-    from cuda_agent.config import Track
-
     home = cache_dir() / "loaded" / f"{snapshot.hash}-{backend.name}-{track}-{backend.fingerprint()}"
     if (home / LIBRARY).is_file():
         return home / LIBRARY
@@ -144,7 +140,7 @@ def build_library(snapshot: Snapshot, backend: Backend, *, track: str, limit_s: 
             f"cannot write {home.parent}: {error.strerror}", "Set CUDA_AGENT_CACHE."
         ) from None
     try:
-        outcome = build(snapshot, backend, track=Track(track), folder=part, limit_s=limit_s)
+        outcome = build(snapshot, backend, track=track, folder=part, limit_s=limit_s)
         if not outcome.ok:
             first = next(iter(outcome.message.splitlines()), "no message")
             raise ToolchainError(

@@ -21,6 +21,7 @@ PR_SET_NO_NEW_PRIVS = 38
 
 
 def main() -> None:
+    """Set the limits, then replace this process by the program."""
     limits = json.loads(sys.argv[1])
     libc = ctypes.CDLL(None, use_errno=True)
     if limits["die_with_parent"]:

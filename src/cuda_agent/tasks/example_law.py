@@ -10,7 +10,8 @@ import torch
 from cuda_agent.errors import UsageError
 from cuda_agent.tasks.input_spec import Input, InputCase, PlainInput, TensorInput
 
-_PLAIN = (bool, int, float, str, type(None))
+PLAIN_TYPES = (bool, int, float, str, type(None))
+"""Types of arguments that a task's source writes as they are."""
 
 
 def input_cases(example_inputs: Any) -> tuple[tuple[Any, ...], ...]:
@@ -49,7 +50,7 @@ def law_of(examples: Sequence[tuple[Any, ...]]) -> tuple[InputCase, ...]:
 
 
 def _law(value: Any, name: str) -> Input:
-    if isinstance(value, _PLAIN):
+    if isinstance(value, PLAIN_TYPES):
         return PlainInput(value)
     if not isinstance(value, torch.Tensor):
         raise UsageError(

@@ -47,6 +47,16 @@ class ClassSource:
         """Source of the class alone; empty where it is not in the file."""
         return (ast.get_source_segment(self.code, self.node) or "") if self.node else ""
 
+    @property
+    def search_path(self) -> tuple[str, ...]:
+        """Folders that a task made of the class needs on ``sys.path``.
+
+        Empty where the source stands alone, and for installed packages: those are found without help,
+        and naming their folder would tie the task to this machine.
+        """
+        alone = own_source(self) is not None or "site-packages" in self.root.parts
+        return () if alone else (str(self.root),)
+
 
 def find_class(module: str, name: str, *, search: Sequence[str] = ()) -> ClassSource:
     """Find ``module:name``; ``module`` is a dotted name, or the path of a ``.py`` file.

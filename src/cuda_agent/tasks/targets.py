@@ -149,10 +149,8 @@ def _class_task(module: str, name: str, *, inputs: Sequence[str], init: str | No
     cases = parse_inputs(inputs)
     _check_arity(source, cases)
     code = class_task_source(source, args=args, kwargs=kwargs, cases=inputs_source(cases))
-    # Installed packages are found without help; naming their folder would tie the task to this machine.
-    alone = own_source(source) is not None or "site-packages" in source.root.parts
-    search_path = () if alone else (str(source.root),)
-    task = Task(code=code, name=name.lower(), search_path=search_path, data_source=f"{module}:{name}")
+    data_source = f"{module}:{name}"
+    task = Task(code=code, name=name.lower(), search_path=source.search_path, data_source=data_source)
     task.check_names()
     return task
 

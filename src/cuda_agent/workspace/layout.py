@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cuda_agent.config import Device, JudgeConfig, Precision, Track
 from cuda_agent.errors import ToolchainError, UsageError, WorkspaceError
-from cuda_agent.task import Task
+from cuda_agent.task import Task, weights_beside
 from cuda_agent.workspace.scaffold import starter
 from cuda_agent.workspace.snapshot import KERNEL_DIR, MODEL_FILE
 
@@ -31,7 +31,7 @@ class WorkspaceSettings:
 
     Attributes:
         name: the task's name.
-        backend: ``cpu`` or ``cuda``; empty lets the machine decide.
+        backend: ``cpu`` or ``cuda``; ``auto`` lets the machine decide.
         track, precision: contract judged under.
         search_path: folders for the task's own imports.
         python: interpreter that laid the folder out; its scripts fall back on it.
@@ -39,9 +39,9 @@ class WorkspaceSettings:
     """
 
     name: str = "task"
-    backend: str = ""
-    track: str = Track.MATCHED
-    precision: str = Precision.DEFAULT
+    backend: Device = Device.AUTO
+    track: Track = Track.MATCHED
+    precision: Precision = Precision.DEFAULT
     search_path: tuple[str, ...] = ()
     python: str = ""
     python_path: str = ""
@@ -50,10 +50,9 @@ class WorkspaceSettings:
         """Judge settings for this workspace.
 
         Raises:
-            UsageError: a value nobody knows.
+            UsageError: the contract does not fit together.
         """
-        device = Device(self.backend) if self.backend in tuple(Device) else Device.AUTO
-        return JudgeConfig(device=device, track=Track(self.track), precision=Precision(self.precision))
+        return JudgeConfig(device=self.backend, track=self.track, precision=self.precision)
 
 
 def create(folder: Path, task: Task, *, backend: str, track: Track, precision: Precision) -> None:
@@ -74,9 +73,9 @@ def write_fixed(folder: Path, task: Task, *, backend: str, track: Track, precisi
     """Write the fixed files of a workspace, replacing those there; the candidate's are left alone."""
     settings = WorkspaceSettings(
         name=task.name,
-        backend=backend,
-        track=str(track),
-        precision=str(precision),
+        backend=Device(backend),
+        track=track,
+        precision=precision,
         search_path=task.search_path,
         python=sys.executable,
         python_path=str(source_root()),
@@ -106,7 +105,7 @@ def load_workspace_task(workspace: Path) -> Task:
             f"{workspace} has no readable {TASK_FILE}", "Name the task: --task FILE, or restore model.py."
         ) from None
     settings = read_settings(workspace)
-    assets = {p.name: p for p in sorted(workspace.glob("weights*.pt"))} if "weights" in code else {}
+    assets = weights_beside(workspace, code)
     search_path = settings.search_path or (str(workspace.resolve()),)
     task = Task(code=code, name=settings.name, assets=assets, search_path=search_path)
     task.check_names()
@@ -125,6 +124,8 @@ def read_settings(workspace: Path) -> WorkspaceSettings:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         data["search_path"] = tuple(data["search_path"])
+        for key, kind in (("backend", Device), ("track", Track), ("precision", Precision)):
+            data[key] = kind(data[key])
         settings = WorkspaceSettings(**data)
         settings.judge_config()
     except (OSError, ValueError, KeyError, TypeError, UsageError):

@@ -44,11 +44,6 @@ def result_lines(scope: Scope, result: Result, *, last_progress: str = "") -> li
             return [profile_text(result), *_speedup_lines(result), *_notes(result)]
 
 
-def compile_text(result: Result) -> str:
-    """What ``utils/compile.sh`` prints."""
-    return "\n".join(result_lines(Scope.BUILD, result))
-
-
 def profile_text(result: Result) -> str:
     """``Torch Baseline: 12.345us, Torch Compile: 10.123us, CUDA Extension: 8.901us`` (medians)."""
     return (

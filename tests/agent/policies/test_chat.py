@@ -20,7 +20,7 @@ from cuda_agent.agent.policies import make_policy
 from cuda_agent.agent.policies.endpoint import parse_retry_after
 from cuda_agent.agent.policies.options import PolicyOptions
 from cuda_agent.agent.policies.wire import NonsenseError, native_messages, read_answer, read_usage
-from cuda_agent.agent.policy import Message
+from cuda_agent.agent.policy import Message, Role
 from cuda_agent.agent.recorded_server import RecordedServer
 from cuda_agent.agent.recording import load_recording
 from cuda_agent.config import EpisodeConfig
@@ -278,7 +278,7 @@ def test_usage_with_cache_and_reasoning() -> None:
 
 
 def test_reasoning_goes_back_only_on_demand() -> None:
-    message = Message("assistant", "<think>\nwhy\n</think>\n\nwords")
+    message = Message(Role.ASSISTANT, "<think>\nwhy\n</think>\n\nwords")
     assert native_messages([message], keep_reasoning=False) == [{"role": "assistant", "content": "words"}]
     assert native_messages([message], keep_reasoning=True)[0]["reasoning_content"] == "why"
 

@@ -20,7 +20,7 @@ from cuda_agent.agent.policies.local import LocalPolicy  # noqa: E402
 from cuda_agent.agent.policies.options import PolicyOptions, ToolFormat  # noqa: E402
 from cuda_agent.agent.policies.sampling import Sampler, sampling_logprobs  # noqa: E402
 from cuda_agent.agent.policies.tokenspace import TokenSpace  # noqa: E402
-from cuda_agent.agent.policy import Message  # noqa: E402
+from cuda_agent.agent.policy import Message, Role  # noqa: E402
 from cuda_agent.agent.textformat import instructions, render_call  # noqa: E402
 from cuda_agent.agent.tools import Toolbox  # noqa: E402
 from cuda_agent.config import EpisodeConfig  # noqa: E402
@@ -166,7 +166,7 @@ def test_recorded_logprobs_equal_a_fresh_forward_pass(
 def test_on_a_gpu(make: Any, specs: list[Any]) -> None:
     policy = make()
     policy._sampler = Sampler(policy._sampler._model.cuda(), temperature=1.0, top_p=1.0, seed=1)
-    tokens = policy.act([Message("user", "u")], specs).tokens
+    tokens = policy.act([Message(Role.USER, "u")], specs).tokens
     policy._sampler._model.cpu()
     expected = fresh_logprobs(policy, [*tokens.prompt_ids, *tokens.completion_ids], 1.0, 1.0)[-24:]
     assert tokens.logprobs == pytest.approx(expected, abs=5e-3)
@@ -179,7 +179,11 @@ def test_sampled_ids_are_kept_though_their_text_tokenises_otherwise(make: Any, e
     decoded = policy._tokenizer.decode(list(first.completion_ids))
     again = policy._tokenizer(decoded, add_special_tokens=False)["input_ids"]
     assert tuple(again) != first.completion_ids, "the premise: random bytes are not valid text"
-    messages = [Message("user", "x"), Message("assistant", decoded, tokens=first), Message("user", "y")]
+    messages = [
+        Message(Role.USER, "x"),
+        Message(Role.ASSISTANT, decoded, tokens=first),
+        Message(Role.USER, "y"),
+    ]
     old, _ = policy._space.context(messages, [], stop_ids=policy._stop_ids)
     assert tuple(old) == first.prompt_ids + first.completion_ids
     assert policy._tokenizer.decode(list(second.prompt_ids)).startswith("<|im_end|>\n<|im_start|>user\n")
@@ -208,7 +212,7 @@ def test_a_trained_model_acts_and_finishes(make: Any, episode: Any, specs: list[
     call = ToolCall("call_0_0", "Bash", {"command": "echo hi"})
     answers = [ECHO, "done"] if native else [render_call(call), "<finished>done</finished>"]
     end = policy._tokenizer.convert_tokens_to_ids("<|im_end|>")
-    messages = [Message("system", "You are terse."), Message("user", "Make it fast.")]
+    messages = [Message(Role.SYSTEM, "You are terse."), Message(Role.USER, "Make it fast.")]
     ids: list[int] = []
     acted: list[int] = []
     for answer in answers:
@@ -217,7 +221,10 @@ def test_a_trained_model_acts_and_finishes(make: Any, episode: Any, specs: list[
         acted += range(len(ids) + len(new), len(ids) + len(new) + len(completion))
         ids += [*new, *completion]
         record = TokenRecord(tuple(new), completion, (0.0,) * len(completion), "")
-        messages += [Message("assistant", "", (call,), tokens=record), Message("tool", "hi", call_id=call.id)]
+        messages += [
+            Message(Role.ASSISTANT, "", (call,), tokens=record),
+            Message(Role.TOOL, "hi", call_id=call.id),
+        ]
     train(policy, ids, acted)
     done = episode(policy)
     assert done.ending is Ending.FINISHED
@@ -244,12 +251,16 @@ def test_native_tools_only_where_the_template_can_be_read_back(specs: list[Any])
 def test_templates_that_lack_something(template: str | None, specs: list[Any]) -> None:
     tokenizer = small_tokenizer(template)
     space = TokenSpace(tokenizer, ToolFormat.AUTO)
-    messages = [Message("system", "SYSTEM"), Message("user", "USER")]
+    messages = [Message(Role.SYSTEM, "SYSTEM"), Message(Role.USER, "USER")]
     _, ids = space.context(messages, specs, stop_ids=set())
     text = tokenizer.decode(ids)
     assert text.index("SYSTEM") < text.index("<tool_call>") < text.index("USER")
     record = TokenRecord(tuple(ids), (1, 2), (0.0, 0.0), "")
-    messages += [Message("assistant", "x", tokens=record), Message("tool", "RESULT"), Message("user", "MORE")]
+    messages += [
+        Message(Role.ASSISTANT, "x", tokens=record),
+        Message(Role.TOOL, "RESULT"),
+        Message(Role.USER, "MORE"),
+    ]
     old, new = space.context(messages, specs, stop_ids=set())
     text = tokenizer.decode(new)
     assert old == [*ids, 1, 2] and text.index("RESULT") < text.index("MORE") and "USER" not in text
@@ -262,7 +273,11 @@ def test_the_stop_token_is_not_written_twice(specs: list[Any]) -> None:
     assert space.end_of_answer() == end
     for completion, start in (((65, end), "\n<|im_start|>user"), ((65, 66), "<|im_end|>\n<|im_start|>user")):
         record = TokenRecord((1,), completion, (0.0, 0.0), "")
-        messages = [Message("user", "u"), Message("assistant", "A", tokens=record), Message("tool", "r")]
+        messages = [
+            Message(Role.USER, "u"),
+            Message(Role.ASSISTANT, "A", tokens=record),
+            Message(Role.TOOL, "r"),
+        ]
         _, new = space.context(messages, specs, stop_ids={end})
         assert tokenizer.decode(new).startswith(start)
 
@@ -308,7 +323,11 @@ def test_a_history_without_ids_is_rendered_whole_and_says_so(
     make: Any, caplog: Any, specs: list[Any]
 ) -> None:
     policy = make()
-    messages = [Message("user", "u"), Message("assistant", "foreign words"), Message("user", "go on")]
+    messages = [
+        Message(Role.USER, "u"),
+        Message(Role.ASSISTANT, "foreign words"),
+        Message(Role.USER, "go on"),
+    ]
     from cuda_agent.agent.policy import EpisodeContext
     from cuda_agent.task import Task
 
@@ -317,7 +336,7 @@ def test_a_history_without_ids_is_rendered_whole_and_says_so(
     assert "tokenised anew" in caplog.text
     action = policy.act(messages, specs)
     assert "foreign words" in policy._tokenizer.decode(list(action.tokens.prompt_ids))
-    messages += [Message("assistant", action.text, tokens=action.tokens), Message("user", "more")]
+    messages += [Message(Role.ASSISTANT, action.text, tokens=action.tokens), Message(Role.USER, "more")]
     second = policy.act(messages, specs)
     assert "foreign words" not in policy._tokenizer.decode(list(second.tokens.prompt_ids))
     assert second.context_tokens == sum(len(a.tokens.prompt_ids) + 24 for a in (action, second))
@@ -325,13 +344,13 @@ def test_a_history_without_ids_is_rendered_whole_and_says_so(
 
 def test_new_weights_drop_the_cache(make: Any, specs: list[Any]) -> None:
     policy = make()
-    messages = [Message("user", "u")]
+    messages = [Message(Role.USER, "u")]
     first = policy.act(messages, specs)
     with torch.no_grad():
         for parameter in policy._sampler._model.parameters():
             parameter.mul_(1.1)
     policy.weights_changed("v8")
-    messages += [Message("assistant", "", tokens=first.tokens), Message("user", "v")]
+    messages += [Message(Role.ASSISTANT, "", tokens=first.tokens), Message(Role.USER, "v")]
     second = policy.act(messages, specs)
     ids = [
         *first.tokens.prompt_ids,
@@ -375,7 +394,7 @@ def test_from_a_folder(tmp_path: Path, specs: list[Any]) -> None:
     tiny_model(len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     policy = make_policy(f"local:{folder}", max_tokens=8, device="cpu", dtype="float32")
-    action = policy.act([Message("user", "hello")], specs)
+    action = policy.act([Message(Role.USER, "hello")], specs)
     assert policy.name == f"local:{folder}" and action.tokens.policy_version == "checkpoint-3"
     assert action.usage.completion_tokens == len(action.tokens.completion_ids) <= 8
     policy.close()

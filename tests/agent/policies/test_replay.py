@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cuda_agent.agent.policies import make_policy
-from cuda_agent.agent.policy import EpisodeContext, Message
+from cuda_agent.agent.policy import EpisodeContext, Message, Role
 from cuda_agent.agent.recorded_server import RecordedServer
 from cuda_agent.agent.recording import Fault, FaultKind, load_recording
 from cuda_agent.errors import UsageError
@@ -53,7 +53,7 @@ def test_a_trajectory_of_another_task_is_played_with_a_warning(
 
 def test_replay_resumes_after_what_the_history_holds(recorded: Path, workspace: Path) -> None:
     policy = make_policy(f"replay:{recorded}")
-    policy.start(context(workspace), [Message("user", "u"), Message("assistant", "look")])
+    policy.start(context(workspace), [Message(Role.USER, "u"), Message(Role.ASSISTANT, "look")])
     assert policy.act([], []).text == "again"
 
 

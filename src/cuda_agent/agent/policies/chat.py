@@ -15,7 +15,7 @@ from cuda_agent.agent.policies.wire import (
     tool_payload,
     without_thoughts,
 )
-from cuda_agent.agent.policy import Action, EpisodeContext, Message, ToolSpec
+from cuda_agent.agent.policy import Action, EpisodeContext, Message, Role, ToolSpec
 from cuda_agent.agent.textformat import plain_messages
 from cuda_agent.errors import PolicyError
 from cuda_agent.trajectory import Usage
@@ -91,7 +91,7 @@ class ChatPolicy:
         self._endpoint.close()
 
     def _ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Answer:
-        num_answers = sum(message.role == "assistant" for message in messages)
+        num_answers = sum(message.role is Role.ASSISTANT for message in messages)
         native = self._native
 
         def read(data: Any) -> Answer:

@@ -20,7 +20,11 @@ from cuda_agent.errors import PolicyError, UsageError
 _log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 * 2**20
+"""A longer answer is nonsense: 131,072 tokens take about half a MiB."""
+
 MAX_WAIT_S = 600.0
+"""An endpoint that asks for a longer wait is told to the user instead."""
+
 _RETRIED = {408, 409, 425, 429}
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
 

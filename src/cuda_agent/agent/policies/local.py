@@ -9,7 +9,7 @@ from typing import Any
 
 from cuda_agent.agent.policies.options import PolicyOptions
 from cuda_agent.agent.policies.tokenspace import TokenSpace
-from cuda_agent.agent.policy import Action, EpisodeContext, Message, ToolSpec
+from cuda_agent.agent.policy import Action, EpisodeContext, Message, Role, ToolSpec
 from cuda_agent.agent.textformat import NO_ACTION, parse_answer
 from cuda_agent.errors import PolicyError, UsageError
 from cuda_agent.trajectory import TokenRecord, Usage
@@ -78,7 +78,7 @@ class LocalPolicy:
         """Begin an episode; a resumed one goes on from the recorded ids."""
         self._limit = min(self._model_limit, context.max_context or self._model_limit)
         self._deadline = context.deadline
-        if any(message.role == "assistant" and message.tokens is None for message in history):
+        if any(message.role is Role.ASSISTANT and message.tokens is None for message in history):
             _log.warning("the history has answers without token ids: it is rendered and tokenised anew")
 
     def act(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Action:
@@ -94,7 +94,7 @@ class LocalPolicy:
         sampled = self._sample([*old, *new], min(self._options.max_tokens, self._limit - used))
         words = sampled.ids[:-1] if sampled.stopped else sampled.ids
         text = self._tokenizer.decode(list(words), skip_special_tokens=False)
-        num_answers = sum(message.role == "assistant" for message in messages)
+        num_answers = sum(message.role is Role.ASSISTANT for message in messages)
         total = used + len(sampled.ids)
         full = not sampled.stopped and total >= self._limit
         parsed = parse_answer(text, tools, id_prefix=f"call_{num_answers}")

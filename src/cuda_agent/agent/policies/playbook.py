@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cuda_agent.agent.playbook.script import Script, Step, episode
-from cuda_agent.agent.policy import Action, EpisodeContext, Message, ToolSpec
+from cuda_agent.agent.policy import Action, EpisodeContext, Message, Role, ToolSpec
 from cuda_agent.trajectory import ToolCall
 
 
@@ -28,7 +28,7 @@ class PlaybookPolicy:
     def act(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Action:  # noqa: ARG002
         """See :class:`cuda_agent.agent.policy.Policy`."""
         assert self._script is not None
-        answers = {m.call_id: m.content for m in messages if m.role == "tool"}
+        answers = {m.call_id: m.content for m in messages if m.role is Role.TOOL}
         try:
             if self._calls:
                 step = self._script.send([answers.get(c.id, "") for c in self._calls])

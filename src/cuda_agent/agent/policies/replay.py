@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_agent.agent.output import writable
-from cuda_agent.agent.policy import Action, EpisodeContext, Message, ToolSpec
+from cuda_agent.agent.policy import Action, EpisodeContext, Message, Role, ToolSpec
 from cuda_agent.errors import UsageError
 from cuda_agent.trajectory import ToolCall, read_trajectory
 
@@ -39,7 +39,7 @@ class ReplayPolicy:
 
     def start(self, context: EpisodeContext, history: Sequence[Message] = ()) -> None:
         """Begin at the first action, or after those that a resumed history holds already."""
-        self._next = sum(message.role == "assistant" for message in history)
+        self._next = sum(message.role is Role.ASSISTANT for message in history)
         if self._task_hash and self._task_hash != context.task.hash:
             _log.warning(
                 "%s was recorded on task %s, not on this one (%s): its kernels may not fit",

@@ -12,7 +12,7 @@ from typing import Any
 
 from cuda_agent.agent.policies.options import ToolFormat
 from cuda_agent.agent.policies.wire import native_messages, tool_payload, without_thoughts
-from cuda_agent.agent.policy import Message, ToolSpec
+from cuda_agent.agent.policy import Message, Role, ToolSpec
 from cuda_agent.agent.textformat import parse_answer, plain_messages, render_observation
 
 # For tokenizers without a template of their own.
@@ -54,7 +54,7 @@ class TokenSpace:
         A history with answers that no local model made is rendered whole, once; what follows it is
         appended to that.
         """
-        answers = [n for n, message in enumerate(messages) if message.role == "assistant"]
+        answers = [n for n, message in enumerate(messages) if message.role is Role.ASSISTANT]
         foreign = max((n for n in answers if messages[n].tokens is None), default=-1)
         records = [record for n in answers if n > foreign and (record := messages[n].tokens) is not None]
         if not records:
@@ -85,7 +85,7 @@ class TokenSpace:
             return self._after_mark(
                 [*before, *native_messages(new, keep_reasoning=False)], tools, prompt=True
             )
-        words = [render_observation(m) if m.role == "tool" else m.content for m in new]
+        words = [render_observation(m) if m.role is Role.TOOL else m.content for m in new]
         return self._after_mark([*before, _plain("user", "\n".join(words))], None, prompt=True)
 
     def _after_mark(

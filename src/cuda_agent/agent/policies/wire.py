@@ -10,7 +10,7 @@ from typing import Any
 
 from cuda_agent.agent.output import cap, writable
 from cuda_agent.agent.policies.options import PolicyOptions
-from cuda_agent.agent.policy import Message, ToolSpec
+from cuda_agent.agent.policy import Message, Role, ToolSpec
 from cuda_agent.agent.textformat import NO_ACTION, has_calls, parse_answer
 from cuda_agent.trajectory import ToolCall, Usage
 
@@ -59,9 +59,9 @@ def native_messages(messages: Sequence[Message], *, keep_reasoning: bool) -> lis
     """The history with native tool calls. Earlier reasoning is left out, or sent in its own field."""
     payload: list[dict[str, Any]] = []
     for message in messages:
-        if message.role == "tool":
+        if message.role is Role.TOOL:
             payload.append({"role": "tool", "tool_call_id": message.call_id, "content": message.content})
-        elif message.role == "assistant":
+        elif message.role is Role.ASSISTANT:
             payload.append(_assistant(message, keep_reasoning))
         else:
             payload.append({"role": message.role, "content": message.content})
@@ -72,7 +72,7 @@ def without_thoughts(messages: Sequence[Message]) -> list[Message]:
     """The history with the reasoning of earlier answers left out."""
     return [
         replace(message, content=_THOUGHT.sub("", message.content))
-        if message.role == "assistant"
+        if message.role is Role.ASSISTANT
         else message
         for message in messages
     ]

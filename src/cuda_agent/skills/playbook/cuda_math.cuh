@@ -24,17 +24,35 @@ static inline bool pb_aligned(const void* p) { return (reinterpret_cast<uintptr_
 // the result. Up to a warp by shuffles alone; above that through shared memory.
 struct PbSum { template <typename X> __device__ X operator()(X a, X b) const { return a + b; } };
 struct PbProd { template <typename X> __device__ X operator()(X a, X b) const { return a * b; } };
+// The larger (smaller) of two, NaN if either is: one instruction since sm_80.
+__device__ __forceinline__ float pb_fmax(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+#else
+  return (a > b) | (a != a) ? a : b;
+#endif
+}
+__device__ __forceinline__ float pb_fmin(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+#else
+  return (a < b) | (a != a) ? a : b;
+#endif
+}
 struct PbMax {
-  __device__ float operator()(float a, float b) const { return (a > b) | (a != a) ? a : b; }
+  __device__ float operator()(float a, float b) const { return pb_fmax(a, b); }
   __device__ int64_t operator()(int64_t a, int64_t b) const { return a > b ? a : b; }
 };
 struct PbMin {
-  __device__ float operator()(float a, float b) const { return (a < b) | (a != a) ? a : b; }
+  __device__ float operator()(float a, float b) const { return pb_fmin(a, b); }
   __device__ int64_t operator()(int64_t a, int64_t b) const { return a < b ? a : b; }
 };
-template <int T, typename X, typename Op>
-__device__ __forceinline__ X pb_reduce(X x, Op op, char* shared) {
-  constexpr int W = T < 32 ? T : 32;
+template <int W, typename X, typename Op>
+__device__ __forceinline__ X pb_warp_reduce(X x, Op op) {
 #pragma unroll
   for (int o = W / 2; o > 0; o /= 2) {
     if constexpr (sizeof(X) == 8) {
@@ -43,17 +61,36 @@ __device__ __forceinline__ X pb_reduce(X x, Op op, char* shared) {
       x = op(x, __shfl_xor_sync(0xffffffffu, x, o));
     }
   }
+  return x;
+}
+// `shared` holds R * T / 32 slots of 8 bytes that no other reduction of the kernel uses: one barrier is enough.
+template <int T, typename X, typename Op>
+__device__ __forceinline__ X pb_reduce(X x, Op op, char* shared) {
+  x = pb_warp_reduce<(T < 32 ? T : 32)>(x, op);
   if constexpr (T > 32) {
     constexpr int N = T / 32;
     X* slots = reinterpret_cast<X*>(shared) + threadIdx.y * N;
-    __syncthreads();  // the slots may still be read from the reduction before
     if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = x;
     __syncthreads();
-    x = slots[0];
-#pragma unroll
-    for (int k = 1; k < N; ++k) x = op(x, slots[k]);
+    x = pb_warp_reduce<N>(slots[threadIdx.x % N], op);
   }
   return x;
+}
+
+//@ edge
+// A vector that lies partly outside its row (or tensor): position `at` of its first element, `limit` that of
+// the first element past the end. What is outside is not touched.
+template <typename X, int V, typename I>
+__device__ __forceinline__ void pb_load_edge(PbVec<X, V>& x, const X* p, I at, I limit) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) x.v[j] = at + j >= 0 && at + j < limit ? p[j] : X();
+}
+template <typename X, int V, typename I>
+__device__ __forceinline__ void pb_store_edge(const PbVec<X, V>& x, X* p, I at, I limit) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (at + j >= 0 && at + j < limit) p[j] = x.v[j];
+  }
 }
 
 //@ exp
