@@ -114,12 +114,13 @@ def test_an_illegal_access_costs_one_candidate(session: JudgeSession) -> None:
 
 
 def test_a_patched_timer_gains_nothing(session: JudgeSession) -> None:
-    honest = session.judge(candidate(), Scope.PROFILE)
-    imports = "torch.cuda.Event.elapsed_time = lambda self, end: 0.001\n"
+    """Patched past the static scan: the judge's own clock tells."""
+    imports = (
+        "import operator\noperator.attrgetter('cuda.Event')(torch).elapsed_time = lambda self, end: 0.001\n"
+    )
     forged = session.judge(candidate(imports=imports), Scope.FULL)
-    assert honest.candidate_us is not None
     assert forged.correct is False
-    assert {v.kind for v in forged.violations} <= {ViolationKind.TAMPERING, ViolationKind.TIME_MANIPULATION}
+    assert [v.kind for v in forged.violations] == [ViolationKind.TIME_MANIPULATION]
 
 
 def test_device_memory_travels_as_a_descriptor(session: JudgeSession) -> None:
