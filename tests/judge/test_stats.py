@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cuda_agent.judge.stats import outlier_note, ratio_interval, weighted_times
+from cuda_agent.judge.stats import ratio_interval, weighted_times
 from cuda_agent.result import Times
 
 
@@ -65,12 +65,3 @@ def test_weighted_times_by_hand():
 def test_bad_weights_are_refused(weights):
     with pytest.raises(ValueError, match="weights"):
         weighted_times([(w, Times.of([1.0])) for w in weights])
-
-
-def test_outlier_note():
-    assert outlier_note([10.0, 10.1, 9.9, 10.2, 50.0], "eager") == (
-        "eager: 1 of 5 samples far above the median (50 us against 10.1 us)"
-    )
-    assert outlier_note([10.0, 10.1, 9.9, 10.2], "eager") == ""
-    assert outlier_note([10.0, 10.0, 10.0, 10.5], "eager") == ""  # within a tenth
-    assert outlier_note([1.0, 100.0], "eager") == ""

@@ -67,5 +67,5 @@ def compare_folders(a: Path, b: Path, config: JudgeConfig) -> ComparisonReport:
     first, second = open_candidate(a, config), open_candidate(b, config)
     if first.task.hash != second.task.hash:
         raise UsageError(f"{a} and {b} are for different tasks", "Compare candidates of one task.")
-    found = compare_candidates(first.snapshot, second.snapshot, first.task, first.config)
+    found = compare_candidates(first.snapshot, second.snapshot, task=first.task, config=first.config)
     return ComparisonReport(str(a), str(b), found.a_us, found.b_us, found.ratio, found.interval)

@@ -24,11 +24,11 @@ from cuda_agent.judge.worker import (
     Refused,
     Worker,
     connect,
-    construct,
     import_file,
     settle,
     shares_memory,
 )
+from cuda_agent.runtime.candidate import EXTENSION, construct, load_extension
 
 _LATE_DELAY_S = 0.005
 
@@ -192,16 +192,7 @@ def _fill_empty_with_nan(on: bool) -> None:
 
 
 def _import_extension(path: str) -> None:
-    import importlib.machinery
-    import importlib.util
-
-    loader = importlib.machinery.ExtensionFileLoader("cuda_extension", path)
-    spec = importlib.util.spec_from_file_location("cuda_extension", path, loader=loader)
-    if spec is None:
-        raise ImportError(path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["cuda_extension"] = module
-    loader.exec_module(module)
+    sys.modules[EXTENSION] = load_extension(Path(path))
 
 
 def _check_state(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:

@@ -15,7 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_MESSAGE_BYTES = 64 << 20
+"""Longest message taken from a worker; samples and plans of the largest tasks stay far below."""
+
 MAX_FDS = 64
+"""Descriptors received at once; a message carries one for each block."""
 
 
 class ChannelClosed(Exception):

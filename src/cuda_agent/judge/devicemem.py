@@ -1,16 +1,18 @@
 """Device memory that travels between processes as a file descriptor (CUDA virtual memory management).
 
 ``cuMemCreate`` with a POSIX handle type, exported and imported as a descriptor: no copy through the
-host, and it works between processes of different uids (docs/results). Calls the driver through
+host, and it works between processes of different uids (docs/judging.md, "Memory"). Calls the driver through
 ctypes; PyTorch must have made the device's primary context current in this process.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from contextlib import suppress
 from typing import Any
 
+# Values of CUmemAllocationHandleType, CUmemAllocationType, CUmemLocationType and CUmemAccess_flags (cuda.h).
 _POSIX_FD = 1
 _PINNED = 1
 _DEVICE = 1
@@ -157,8 +159,6 @@ class DeviceMemory:
             self._cuda.cuMemRelease(self._handle)
             self.pointer = 0
         if self.fd >= 0:
-            import os
-
             with suppress(OSError):
                 os.close(self.fd)
             self.fd = -1

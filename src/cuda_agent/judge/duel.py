@@ -28,7 +28,9 @@ from cuda_agent.workspace.snapshot import Snapshot
 
 _NUM_BLOCKS = 12
 _NUM_SETS = 3
+# Aim for one side of one block; short, so that drift of the machine falls on both sides alike.
 _BLOCK_S = 0.15
+# Of the bootstrap: the same samples give the same interval.
 _SEED = 20260228
 
 
@@ -52,7 +54,9 @@ class Comparison:
     interval: tuple[float, float]
 
 
-def compare_candidates(a: Snapshot, b: Snapshot, task: Task, config: JudgeConfig | None = None) -> Comparison:
+def compare_candidates(
+    a: Snapshot, b: Snapshot, *, task: Task, config: JudgeConfig | None = None
+) -> Comparison:
     """Time two candidates interleaved; each is checked once on fresh inputs first.
 
     Raises:

@@ -7,10 +7,9 @@ a graph need not be spent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
+from cuda_agent.judge.exchange import leaves
 
 MARGIN = 1.15
 """How much faster than the measured read peak a kernel may seem."""
@@ -26,33 +25,13 @@ def tensor_bytes(value: Any) -> int:
     count once.
     """
     seen: dict[tuple[Any, ...], int] = {}
-    for tensor in _tensors(value):
+    for tensor in leaves(value):
         num = tensor.element_size()
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
             num *= size if stride or not size else 1
         key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
         seen[key] = num
     return sum(seen.values())
-
-
-def moved_bytes(inputs: Sequence[object], outputs: object, *, matters: Sequence[bool] | None = None) -> int:
-    """Least bytes a call must move: outputs, and the inputs shown to matter.
-
-    Args:
-        inputs: arguments of forward.
-        outputs: what it returned.
-        matters: for each input, whether changing it was seen to change the output; ``None`` counts
-            no input, since a kernel need not read what does not matter.
-
-    Raises:
-        ValueError: ``matters`` has another length than ``inputs``.
-    """
-    if matters is None:
-        return tensor_bytes(outputs)
-    if len(matters) != len(inputs):
-        raise ValueError(f"{len(matters)} flags for {len(inputs)} inputs")
-    used = [item for item, matter in zip(inputs, matters, strict=True) if matter]
-    return tensor_bytes(outputs) + tensor_bytes(used)
 
 
 def effective_bandwidth(num_bytes: int, *, memory: float, cache_bytes: int, num_cores: int) -> float:
@@ -81,18 +60,3 @@ def floor_us(num_bytes: int, read_bandwidth: float) -> float:
         read_bandwidth: bytes per second, positive.
     """
     return num_bytes / (MARGIN * read_bandwidth) * 1e6
-
-
-def below_floor(time_us: float, num_bytes: int, read_bandwidth: float) -> bool:
-    """Whether a time is too short for its bytes."""
-    return time_us < floor_us(num_bytes, read_bandwidth)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))

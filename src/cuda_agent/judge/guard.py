@@ -1,6 +1,6 @@
 """The dispatcher guard: which PyTorch operators a candidate's forward really runs.
 
-Runs inside the candidate's process; standard library and torch only, no import of this package.
+Runs inside the candidate's process: standard library and torch only, here and in what it imports.
 
 Covers: every operator that passes torch's dispatcher on the guarded thread, whatever called it: tensor
 methods, torch.*, torch.nn.functional (names bound early too), torch.ops, torch._C._nn, TorchScript,
@@ -15,12 +15,14 @@ reports can lower a verdict, never raise one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+from cuda_agent.judge.exchange import leaves
 
 _ALLOCATIONS = frozenset(
     [
@@ -180,22 +182,12 @@ def _writes(argument: Any) -> bool:
 
 def _all_alias(result: Any, arguments: Any) -> bool:
     """Whether each tensor of the result shares the storage of some argument."""
-    owned = {_storage(tensor) for tensor in _tensors(arguments)}
-    return all(_storage(tensor) in owned for tensor in _tensors(result))
+    owned = {_storage(tensor) for tensor in leaves(arguments)}
+    return all(_storage(tensor) in owned for tensor in leaves(result))
 
 
 def _storage(tensor: Any) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
 
 
 def _capturing() -> bool:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from cuda_agent.config import Track
 from cuda_agent.judge import exchange
 from cuda_agent.judge.exchange import Block
 from cuda_agent.judge.reference import Drawn, Reference
@@ -226,7 +227,7 @@ class Profiler:
         outputs = self._subject.candidate.fetch(timed=pick)
         drawn = self._sets[held[pick]]
         config = self._subject.config
-        expected = self._subject.reference.run(drawn, float64=config.track == "matched")
+        expected = self._subject.reference.run(drawn, float64=config.track is Track.MATCHED)
         try:
             leaves = compare_outputs(outputs, expected, config.track)
             if not all(leaf.ok for leaf in leaves):

@@ -24,12 +24,12 @@ from cuda_agent.judge.worker import (
     Refused,
     Worker,
     connect,
-    construct,
     describe_error,
     import_file,
     settle,
     shares_memory,
 )
+from cuda_agent.runtime.candidate import construct
 from cuda_agent.signature import describe_inputs
 
 

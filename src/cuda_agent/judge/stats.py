@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -11,7 +10,6 @@ from torch import Tensor
 from cuda_agent.result import Times
 
 _NUM_RESAMPLES = 2000
-_OUTLIER_MADS = 8.0
 
 
 def ratio_interval(
@@ -74,27 +72,3 @@ def weighted_times(cases: Sequence[tuple[float, Times]]) -> Times:
         raise ValueError(f"case weights must be positive and sum to 1, not {weights}")
     rounds = zip(*(times.samples for _, times in cases), strict=False)
     return Times.of([sum(w * s for w, s in zip(weights, each, strict=True)) for each in rounds])
-
-
-def outlier_note(samples: Sequence[float], name: str) -> str:
-    """Remark on samples far above the rest; empty when there are none.
-
-    A sample is far when it is over 8 median absolute deviations (and over a tenth of the median) above
-    the median. They stay in the samples: the median does not feel them.
-
-    Args:
-        samples: times, microseconds.
-        name: what was timed.
-    """
-    if len(samples) < 3:
-        return ""
-    middle = median(samples)
-    spread = median([abs(sample - middle) for sample in samples])
-    limit = middle + max(_OUTLIER_MADS * spread, 0.1 * middle)
-    far = [sample for sample in samples if sample > limit]
-    if not far:
-        return ""
-    return (
-        f"{name}: {len(far)} of {len(samples)} samples far above the median "
-        f"({max(far):.4g} us against {middle:.4g} us)"
-    )

@@ -27,6 +27,8 @@ _LOW_PRECISION_RMS = (2.0**-15, 2.0**-7)
 _SPREAD = 16.0
 _INDEPENDENT = 0.25
 _NUM_SAMPLED = 1 << 20
+# A failing call of more bytes is not kept for ``explain``.
+_KEPT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -372,10 +374,10 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _failure(name: str, drawn: Drawn, expected: Expected, produced: Produced) -> dict[str, Any]:
-    """What ``cuda-agent explain`` shows of a failed check; CPU copies, only when small."""
-    if drawn.plan["nbytes"] + 2 * expected.plan["nbytes"] > 64 << 20:
-        return {"check": name, "inputs": None, "expected": None, "actual": None}
+def _failure(name: str, drawn: Drawn, expected: Expected, produced: Produced) -> dict[str, Any] | None:
+    """What ``cuda-agent explain`` shows of a failed check: CPU copies; ``None`` when they are large."""
+    if drawn.plan["nbytes"] + 2 * expected.plan["nbytes"] > _KEPT_BYTES:
+        return None
     outputs = [] if produced.outputs is None else list(exchange.leaves(produced.outputs))
     return {
         "check": name,

@@ -124,15 +124,6 @@ def import_file(name: str, path: str) -> Any:
     return module
 
 
-def construct(module_class: Any, init_inputs: Any) -> Any:
-    """Build a module from what ``get_init_inputs`` returned: a list of arguments, or a dict by name."""
-    if isinstance(init_inputs, Mapping):
-        return module_class(**init_inputs)
-    if len(init_inputs) == 2 and isinstance(init_inputs[0], list) and isinstance(init_inputs[1], dict):
-        return module_class(*init_inputs[0], **init_inputs[1])
-    return module_class(*init_inputs)
-
-
 def shares_memory(outputs: Any, inputs: Any) -> bool:
     """Whether any output tensor lies in the storage of an input tensor."""
     held = {leaf.untyped_storage().data_ptr() for leaf in leaves(inputs) if leaf.numel()}

@@ -77,6 +77,20 @@ __device__ __forceinline__ X pb_reduce(X x, Op op, char* shared) {
   return x;
 }
 
+//@ divisor
+// Division of a whole row by one number: x * scale * reciprocal, within 1.5 ulp of x / d. The power of two
+// keeps the reciprocal of a denormal finite and that of a huge number normal; 0, infinity and NaN divide as
+// they should.
+struct PbDivisor {
+  float scale, reciprocal;
+  __device__ __forceinline__ explicit PbDivisor(float d) {
+    const float size = fabsf(d);
+    scale = size < 0x1p-100f ? 0x1p100f : size > 0x1p100f ? 0x1p-100f : 1.0f;
+    reciprocal = 1.0f / (d * scale);
+  }
+  __device__ __forceinline__ float into(float x) const { return x * scale * reciprocal; }
+};
+
 //@ edge
 // A vector that lies partly outside its row (or tensor): position `at` of its first element, `limit` that of
 // the first element past the end. What is outside is not touched.
