@@ -22,15 +22,15 @@ test-gpu: setup
 	$(BIN)/python -m pytest -m gpu --timeout 1800
 
 lint: setup
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
 format: setup
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
 
-# The main job on a sample task: about a minute on two cores.
+# The main job on the bundled examples: minutes on two cores.
 demo: setup
 	$(BIN)/python -m cuda_agent demo
 

@@ -16,9 +16,8 @@ from cuda_agent.cli.options import (
     JsonOption,
     PrecisionOption,
     TrackOption,
-    judge_config,
 )
-from cuda_agent.config import Device, Precision, Track
+from cuda_agent.config import Device, JudgeConfig, Precision, Track
 
 
 def explain(
@@ -32,7 +31,7 @@ def explain(
     """Show why a candidate fails or is slow."""
     from cuda_agent.inspection.explain import explain_folder
 
-    for line in explain_folder(folder, judge_config(device, track, precision, gpu)):
+    for line in explain_folder(folder, JudgeConfig(device=device, track=track, precision=precision, gpu=gpu)):
         typer.echo(line)
 
 
@@ -49,7 +48,7 @@ def compare(
     """Time two candidates interleaved: the ratio with its 95 % interval."""
     from cuda_agent.inspection.compare import compare_folders
 
-    report = compare_folders(a, b, judge_config(device, track, precision, gpu))
+    report = compare_folders(a, b, JudgeConfig(device=device, track=track, precision=precision, gpu=gpu))
     typer.echo(report.to_json() if json_ else report.text())
 
 
@@ -90,7 +89,7 @@ def new(
     from cuda_agent.tasks.targets import resolve_target
     from cuda_agent.workspace.layout import create
 
-    config = judge_config(device, track, precision, 0)
+    config = JudgeConfig(device=device, track=track, precision=precision)
     task = resolve_target(target, inputs=inputs or (), init=init)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty", "Name a new folder.")

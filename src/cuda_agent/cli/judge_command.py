@@ -15,7 +15,6 @@ from cuda_agent.cli.options import (
     JsonOption,
     PrecisionOption,
     TrackOption,
-    judge_config,
 )
 from cuda_agent.config import Device, JudgeConfig, Precision, Track
 from cuda_agent.errors import CudaAgentError, InfrastructureError
@@ -44,7 +43,7 @@ def judge(
     """Reach a verdict on a workspace: build, verify, profile. Exit 0 whatever the verdict is."""
     from cuda_agent.tasks.targets import load_task_file
 
-    config = judge_config(device, track, precision, gpu)
+    config = JudgeConfig(device=device, track=track, precision=precision, gpu=gpu)
     reference = load_task_file(task) if task is not None else None
     if watch:
         _watch(workspace, reference, config, as_json=json_)

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from cuda_agent.cli.options import (
+    BaseUrlOption,
+    CompletionPriceOption,
     DeviceOption,
     GpuOption,
     InitOption,
     InputsOption,
     JsonOption,
+    MaxRetriesOption,
+    MaxTokensOption,
+    PolicyOption,
     PrecisionOption,
+    PromptPriceOption,
+    ResumeOption,
+    SeedOption,
+    TargetArgument,
+    TemperatureOption,
+    ToolFormatOption,
+    TopPOption,
     TrackOption,
-    judge_config,
 )
-from cuda_agent.config import Device, EpisodeConfig, Precision, Track
+from cuda_agent.config import Device, EpisodeConfig, JudgeConfig, Precision, Track
 from cuda_agent.errors import UsageError
 from cuda_agent.runs.settings import OptimizeSettings
 from cuda_agent.trajectory import Ending
@@ -29,28 +41,20 @@ EXIT_NOT_VERIFIED = 3
 
 
 def optimize(
-    target: Annotated[
-        str | None,
-        typer.Argument(help="A task file (Model, get_inputs, get_init_inputs), or package.module:Class."),
-    ] = None,
+    target: TargetArgument = None,
     *,
     inputs: InputsOption = None,
     init: InitOption = None,
-    policy: Annotated[
-        str,
-        typer.Option(help="playbook, chat:MODEL, local:PATH or replay:FILE."),
-    ] = "playbook",
-    base_url: Annotated[str | None, typer.Option(help="Endpoint of chat:MODEL.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="Sampling, chat and local.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, chat and local.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling, chat and local.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampler, chat and local.")] = None,
-    tool_format: Annotated[str | None, typer.Option(help="auto, native or text; chat and local.")] = None,
-    max_retries: Annotated[int | None, typer.Option(min=0, help="chat: retries of a request.")] = None,
-    prompt_price: Annotated[float | None, typer.Option(help="chat: USD per million prompt tokens.")] = None,
-    completion_price: Annotated[
-        float | None, typer.Option(help="chat: USD per million completion tokens.")
-    ] = None,
+    policy: PolicyOption = "playbook",
+    base_url: BaseUrlOption = None,
+    temperature: TemperatureOption = None,
+    max_tokens: MaxTokensOption = None,
+    top_p: TopPOption = None,
+    seed: SeedOption = None,
+    tool_format: ToolFormatOption = None,
+    max_retries: MaxRetriesOption = None,
+    prompt_price: PromptPriceOption = None,
+    completion_price: CompletionPriceOption = None,
     device: DeviceOption = Device.AUTO,
     track: TrackOption = Track.MATCHED,
     precision: PrecisionOption = Precision.DEFAULT,
@@ -59,42 +63,63 @@ def optimize(
     max_context: Annotated[int, typer.Option(min=1, help="Context limit, tokens.")] = 131_072,
     time_limit: Annotated[float | None, typer.Option(help="Limit of the episode, seconds.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for everything; new or empty.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out; its own settings hold.")
-    ] = False,
+    resume: ResumeOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Write, verify and time faster kernels for a PyTorch module."""
-    from cuda_agent.cli.progress import Lines, print_outcomes
-    from cuda_agent.runs.optimization import optimize_task, resume_run
+    if resume:
+        _finish(_resumed(out, target), as_json=json_)
+    if target is None:
+        raise UsageError("no target", "Name a task file or package.module:Class.")
+    settings = OptimizeSettings(
+        policy=policy,
+        policy_options=_given(
+            base_url=base_url,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            top_p=top_p,
+            seed=seed,
+            tool_format=tool_format,
+            max_retries=max_retries,
+            prompt_price=prompt_price,
+            completion_price=completion_price,
+        ),
+        judge=JudgeConfig(device=device, track=track, precision=precision, gpu=gpu),
+        episode=EpisodeConfig(max_turns=max_turns, max_context=max_context, time_limit_s=time_limit),
+    )
+    outcome = _optimized(target, settings, inputs=inputs or (), init=init, out=out)
+    _finish(outcome, as_json=json_)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were given; the policy's own defaults hold for the rest."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _optimized(
+    target: str, settings: OptimizeSettings, *, inputs: Sequence[str], init: str | None, out: Path | None
+) -> Outcome:
+    from cuda_agent.cli.progress import Lines
+    from cuda_agent.runs.optimization import optimize_task
     from cuda_agent.tasks.targets import resolve_target
 
-    reporter = Lines()
-    if resume:
-        outcome = resume_run(_resumed_folder(out, target), reporter=reporter)
-    elif target is None:
-        raise UsageError("no target", "Name a task file or package.module:Class.")
-    else:
-        options = {
-            "base_url": base_url,
-            "temperature": temperature,
-            "max_tokens": max_tokens,
-            "top_p": top_p,
-            "seed": seed,
-            "tool_format": tool_format,
-            "max_retries": max_retries,
-            "prompt_price": prompt_price,
-            "completion_price": completion_price,
-        }
-        settings = OptimizeSettings(
-            policy=policy,
-            policy_options={key: value for key, value in options.items() if value is not None},
-            judge=judge_config(device, track, precision, gpu),
-            episode=EpisodeConfig(max_turns=max_turns, max_context=max_context, time_limit_s=time_limit),
-        )
-        task = resolve_target(target, inputs=inputs or (), init=init)
-        outcome = optimize_task(task, settings, out=out, reporter=reporter)
-    if json_:
+    return optimize_task(
+        resolve_target(target, inputs=inputs, init=init), settings, out=out, reporter=Lines()
+    )
+
+
+def _resumed(out: Path | None, target: str | None) -> Outcome:
+    from cuda_agent.cli.progress import Lines
+    from cuda_agent.runs.optimization import resume_run
+
+    return resume_run(_resumed_folder(out, target), reporter=Lines())
+
+
+def _finish(outcome: Outcome, *, as_json: bool) -> NoReturn:
+    """Show the outcome and end with its exit code."""
+    from cuda_agent.cli.progress import print_outcomes
+
+    if as_json:
         _print_json(outcome)
     else:
         print_outcomes([outcome])

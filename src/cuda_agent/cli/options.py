@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""The options of the commands, as types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cuda_agent.config import Device, JudgeConfig, Precision, Track
+from cuda_agent.config import Device, Precision, Track
 
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where kernels run.")]
 TrackOption = Annotated[Track, typer.Option("--track", help="Contract a result is reported under.")]
@@ -30,11 +30,22 @@ InitOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
+TargetArgument = Annotated[
+    str | None,
+    typer.Argument(help="A task file (Model, get_inputs, get_init_inputs), or package.module:Class."),
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue the run in --out; its own settings hold.")
+]
 
-def judge_config(device: Device, track: Track, precision: Precision, gpu: int) -> JudgeConfig:
-    """Judge settings from the shared options.
-
-    Raises:
-        UsageError: they do not fit together.
-    """
-    return JudgeConfig(device=device, track=track, precision=precision, gpu=gpu)
+# Options of the policies that ask a model.
+PolicyOption = Annotated[str, typer.Option(help="playbook, chat:MODEL, local:PATH or replay:FILE.")]
+BaseUrlOption = Annotated[str | None, typer.Option(help="Endpoint of chat:MODEL.")]
+TemperatureOption = Annotated[float | None, typer.Option(min=0.0, help="Sampling, chat and local.")]
+MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Longest answer, chat and local.")]
+TopPOption = Annotated[float | None, typer.Option(help="Nucleus sampling, chat and local.")]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of the sampler, chat and local.")]
+ToolFormatOption = Annotated[str | None, typer.Option(help="auto, native or text; chat and local.")]
+MaxRetriesOption = Annotated[int | None, typer.Option(min=0, help="chat: retries of a request.")]
+PromptPriceOption = Annotated[float | None, typer.Option(help="chat: USD per million prompt tokens.")]
+CompletionPriceOption = Annotated[float | None, typer.Option(help="chat: USD per million completion tokens.")]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _LEAST_FREE_BYTES = 2 << 30
 _LEAST_PYTHON = (3, 11)
 _LEAST_TORCH = (2, 11)
+# A log or a pipe has no width of its own: wide enough that no path is cut.
+_FILE_WIDTH = 180
 
 
 class Status(StrEnum):
@@ -65,6 +67,8 @@ class Report:
         from rich.console import Console
 
         console = Console()
+        if not console.is_terminal:
+            console.width = _FILE_WIDTH
         with console.capture() as capture:
             console.print(render(list(self.checks)))
         return capture.get().rstrip()

@@ -1,4 +1,4 @@
-"""The memory floor: no kernel is faster than its bytes (docs/judging.md, "Time").
+"""The memory floor: no kernel is faster than its bytes (docs/judging.md, "Time, and what can be trusted").
 
 Refused only below (output bytes + bytes of inputs shown to matter) / (1.15 x measured read peak), and
 only when a second measurement says the same. Arithmetic is not held against a peak: FLOPs counted from
