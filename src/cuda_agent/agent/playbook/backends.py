@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cuda_agent.agent.playbook import emit_cpu, emit_cuda, rewrite
-from cuda_agent.agent.playbook.emit_cuda_reduce import cuda_emitter
+from cuda_agent.agent.playbook.emit_cuda_edge import cuda_source
 from cuda_agent.agent.playbook.expr import functions_used
 from cuda_agent.agent.playbook.ir import Program
 from cuda_agent.agent.playbook.kernel import Kernel, Mode
@@ -148,11 +148,9 @@ class CudaKernels:
             choices = (0, 1) if self.tf32 and step.dtype == "float32" else (0,)
             knob = Knob("a matrix product", "gemm: 1 lets float32 use TF32", 0, choices)
             return Emitted(name, emit_cuda.gemm_function(step, name), frozenset({"gemm"}), knob)
-        emitter = cuda_emitter(step)
-        launches = emitter.launches()
-        text = emitter.function(name, launches)
-        sections = frozenset({*functions_used([step]), "reduce"})
-        legend = "kernels: " + ", ".join(f"{n} {launch}" for n, launch in enumerate(launches[:-1]))
+        text, launches = cuda_source(step, name)
+        sections = frozenset({*functions_used([step]), "reduce", "divisor", "edge"})
+        legend = "kernels: " + ", ".join(f"{n} {launch.words}" for n, launch in enumerate(launches[:-1]))
         knob = Knob(describe(step), legend, 0, tuple(range(len(launches) - 1)))
         return Emitted(name, text, sections, knob)
 

@@ -21,19 +21,28 @@ CUBLAS_TYPES = {"float32": "CUDA_R_32F", "float16": "CUDA_R_16F", "bfloat16": "C
 
 @dataclass(frozen=True)
 class Launch:
-    """One instantiation: V elements a vector; T threads along the lanes, R beside them; U by hand unrolled.
+    """One instantiation: V elements a vector; T threads along the lanes, R beside them.
 
-    Pointwise: blocks of T threads, U vectors a thread. Row: T threads a row, R rows a block. Column:
-    T lanes of V columns, R threads share a column.
+    Pointwise: blocks of T threads, U vectors a thread. Row: T threads a row, R rows a block, registers for
+    U blocks a multiprocessor. Column: T lanes of V columns, R threads share a column.
+
+    Attributes:
+        edge: of the kernel whose vectors do not begin where rows begin (see emit_cuda_edge).
     """
 
     v: int
     t: int
     r: int
     u: int = 1
+    edge: bool = False
 
     def __str__(self) -> str:
         return f"<{self.v}, {self.t}, {self.r}, {self.u}>"
+
+    @property
+    def words(self) -> str:
+        """For a legend."""
+        return f"{self}{' across row starts' if self.edge else ''}"
 
 
 class CudaEmitter(Emitter):
@@ -50,11 +59,15 @@ class CudaEmitter(Emitter):
 
     # Vectors
 
-    def _vector_width(self) -> int:
-        """Elements a vector: 16 bytes of the widest type, dividing the lane extent."""
+    def full_width(self) -> int:
+        """Elements of the widest type in 16 bytes."""
         widths = [ITEMSIZE[n.dtype] for n in self.k.nodes if n.op == "load" and n.level is not Level.OUTER]
         widths += [ITEMSIZE[s.dtype] for s in self.k.stores]
-        width = max(2, 16 // max(widths, default=4))
+        return max(2, 16 // max(widths, default=4))
+
+    def _vector_width(self) -> int:
+        """Elements a vector: as many as divide the lane extent."""
+        width = self.full_width()
         while self.k.lane % width:
             width //= 2
         return width
@@ -135,26 +148,29 @@ class CudaEmitter(Emitter):
 
     # Functions
 
-    def function(self, name: str, launches: Sequence[Launch]) -> str:
-        """Kernel and launcher; ``launches`` by config, the last also for unaligned pointers (V = 1)."""
+    def kernel_text(self, name: str) -> str:
+        """The kernel template, once :meth:`launches` has chosen what it is made for."""
         self.body()
-        bounds = "T" if self.k.mode is Mode.POINTWISE else "T * R"
+        bounds = {Mode.POINTWISE: "T", Mode.ROW: "T * R, U", Mode.COLUMN: "T * R"}[self.k.mode]
         params = ", ".join(self.parameters())
         return (
             f"template <int V, int T, int R, int U>\n"
             f"__global__ void __launch_bounds__({bounds}) {name}_kernel({params}) {{\n"
             + "\n".join(self.lines)
-            + f"\n}}\n\n{self._launcher(name, params, launches)}"
+            + "\n}\n\n"
         )
 
-    def _launcher(self, name: str, params: str, launches: Sequence[Launch]) -> str:
+    def launcher(self, name: str, launches: Sequence[Launch]) -> str:
+        """The launcher; ``launches`` by config, the last also for unaligned pointers (V = 1)."""
+        params = ", ".join(self.parameters())
         aligned = " && ".join(f"pb_aligned({b})" for b in self.buffers.values())
         arguments = ", ".join(self.buffers.values())
         cases = []
         for n, launch in enumerate(launches):
             label = f"case {n}" if n + 1 < len(launches) else "default"
             grid, threads = self._grid(launch)
-            call = f"{name}_kernel{launch}<<<{grid}, {threads}, 0, stream>>>({arguments})"
+            kernel = f"{name}{'_edge' if launch.edge else ''}_kernel{launch}"
+            call = f"{kernel}<<<{grid}, {threads}, 0, stream>>>({arguments})"
             cases.append(f"    {label}: {call}; break;")
         body = "\n".join(cases) if self.k.numel else "    default: return nullptr;"
         return (
@@ -167,7 +183,7 @@ class CudaEmitter(Emitter):
     def _grid(self, launch: Launch) -> tuple[str, str]:
         k = self.k
         if k.mode is Mode.POINTWISE:
-            groups = k.numel // launch.v
+            groups = -(-k.numel // launch.v)
             return f"dim3({max(1, -(-groups // (launch.t * launch.u)))})", f"dim3({launch.t})"
         if k.mode is Mode.ROW:
             return f"dim3({-(-k.rows // launch.r)})", f"dim3({launch.t}, {launch.r})"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from cuda_agent.agent.playbook.emit_cuda import C_TYPES, CudaEmitter, Launch
 from cuda_agent.agent.playbook.expr import CHEAP, FUNCTIONS, identity, needed_for
 from cuda_agent.agent.playbook.ir import CType
-from cuda_agent.agent.playbook.kernel import Kernel, Level, Mode, Store
+from cuda_agent.agent.playbook.kernel import Kernel, Level, Mode, Node, Store
 
 RESIDENT = 32
 """Most elements of one value that a thread holds in registers between passes."""
+REGISTERS = 65_536
+"""Registers of a multiprocessor."""
 
 
 def cuda_emitter(kernel: Kernel) -> CudaEmitter:
@@ -25,6 +28,7 @@ class CudaReductionEmitter(CudaEmitter):
     Attributes:
         kept_loads, kept_values: nodes held in registers between passes.
         resident: a thread's share of a row fits its registers.
+        span: elements that the vectors of a row cover, at most.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -32,7 +36,9 @@ class CudaReductionEmitter(CudaEmitter):
         self.kept_loads: set[int] = set()
         self.kept_values: set[int] = set()
         self.made: set[int] = set()
+        self.divisors: set[int] = set()
         self.resident = True
+        self.span = self.total
 
     def body(self) -> None:
         """See :class:`CudaEmitter`."""
@@ -47,16 +53,16 @@ class CudaReductionEmitter(CudaEmitter):
         self._plan_passes()
         limit = max(v, RESIDENT // max(1, -(-self.num_kept // 2)))
         rows = self.k.mode is Mode.ROW
-        found = _row_launches(self.total, v, limit) if rows else self._column_launches(limit)
+        found = _row_launches(self.span, v, limit) if rows else self._column_launches(limit)
         self.resident = bool(found)
         if not found:
             self.kept_loads, self.kept_values = set(), set()
             narrow = self.k.lane // v < 32
-            useful = [t for t in (1024, 512, 256, 128, 64, 32) if t == 32 or t * v <= 2 * self.total]
+            useful = [t for t in (1024, 512, 256, 128, 64, 32) if t == 32 or t * v <= 2 * self.span]
             shapes = [(t, 1) for t in useful[:3]] if rows else [(32, 32), (32, 8)]
             shapes = [(16, 64), (8, 128)] if not rows and narrow else shapes
             found = [Launch(v, t, r) for t, r in shapes]
-        return [*found[:5], Launch(1, found[0].t, found[0].r)]
+        return [*found[:5], replace(found[0], v=1)]
 
     def _column_launches(self, limit: int) -> list[Launch]:
         """R threads share a column of ``total`` elements; enough of them to hold it in registers."""
@@ -82,8 +88,11 @@ class CudaReductionEmitter(CudaEmitter):
         passes = [needed_for(k, [k.nodes[r].args[0] for r in self.stage_reductions(s)])
                   for s in range(1, k.stages + 1)]  # fmt: skip
         passes.append(needed_for(k, [s.node for s in self.full_stores()]))
+        row = k.mode is Mode.ROW
         for index, node in enumerate(k.nodes):
-            if node.level is not Level.FULL or sum(index in p for p in passes) < 2:
+            # In a row's first pass even a load used once is issued with all others before its first use.
+            ahead = row and node.op == "load" and index in passes[0] and self.walks_lanes(node)
+            if node.level is not Level.FULL or (sum(index in p for p in passes) < 2 and not ahead):
                 continue
             if node.op == "load" and self.walks_lanes(node):
                 self.kept_loads.add(index)
@@ -102,15 +111,36 @@ class CudaReductionEmitter(CudaEmitter):
         for index in sorted(self.kept_values):
             self.put(f"{self.k.nodes[index].ctype.value} s{index}[ITEMS][V];")
         if self.kept_loads:
-            with self._items():
-                for index in sorted(self.kept_loads):
-                    self.load_vector(index, f"x{index}[it]")
+            self.load_kept()
+
+    def load_kept(self) -> None:
+        """Issue every held load of this thread's share of the row."""
+        with self.items():
+            for index in sorted(self.kept_loads):
+                self.load_vector(index, f"x{index}[it]")
+
+    def lane_counter(self) -> None:
+        """Declare c, the counter of lane j of the vector at c0."""
+        self.put(f"[[maybe_unused]] const {self.index_type} c = c0 + j;")
+
+    def combined(self, accumulator: str, op: str, value: str) -> str:
+        """An accumulator with one more value in it."""
+        return f"{op}{{}}({accumulator}, {value})"
+
+    def row_constants(self) -> None:
+        """Declare ITEMS, the vectors of a thread, and EXACT, whether all of them lie in the row."""
+        self.put(f"constexpr int ITEMS = ({self.total} + T * V - 1) / (T * V);")
+        self.put(f"constexpr bool EXACT = {self.total} % (T * V) == 0;")
+
+    def unroll_items(self) -> None:
+        """Registers need constant indices: whole unrolling where a row is held."""
+        self.put("#pragma unroll" if self.resident else "#pragma unroll 4")
 
     @contextmanager
-    def _items(self) -> Iterator[None]:
+    def items(self) -> Iterator[None]:
         """A loop over this thread's vectors; c0 and the reduced counters are set inside."""
         kind = self.index_type
-        self.put("#pragma unroll" if self.resident else "#pragma unroll 4")
+        self.unroll_items()
         with self.block("for (int it = 0; it < ITEMS; ++it)"):
             if self.k.mode is Mode.ROW:
                 self.put(f"const {kind} e = (({kind})it * T + threadIdx.x) * V;")
@@ -128,12 +158,13 @@ class CudaReductionEmitter(CudaEmitter):
         k = self.k
         stop = set(self.made)
         needed = _until(k, targets, stop)
-        with self._items():
+        self._declare_divisors(needed)
+        with self.items():
             self.declare_vectors([i for i in needed if i not in stop])
             self.declare_outputs(stores)
             self.put("#pragma unroll")
             with self.block("for (int j = 0; j < V; ++j)"):
-                self.put(f"[[maybe_unused]] const {self.index_type} c = c0 + j;")
+                self.lane_counter()
                 for index in needed:
                     if index in stop:
                         self.names[index] = f"s{index}[it][j]"
@@ -145,12 +176,30 @@ class CudaReductionEmitter(CudaEmitter):
                 body()
             self.store_vectors(stores)
 
+    def expression(self, node: Node) -> str:
+        """See :class:`CudaEmitter`; what is constant over a row divides by two multiplications."""
+        if self._divides_by_row(node):
+            return f"d{node.args[1]}.into({self.ref(node.args[0])})"
+        return super().expression(node)
+
+    def _divides_by_row(self, node: Node) -> bool:
+        if self.k.mode is not Mode.ROW or node.op != "div" or node.level is not Level.FULL:
+            return False
+        types = {node.compute, *(self.k.nodes[a].ctype for a in node.args)}
+        return types == {CType.F} and self.k.nodes[node.args[1]].level is Level.OUTER
+
+    def _declare_divisors(self, needed: Sequence[int]) -> None:
+        divisors = {self.k.nodes[i].args[1] for i in needed if self._divides_by_row(self.k.nodes[i])}
+        for index in sorted(divisors - self.divisors):
+            self.put(f"const PbDivisor d{index}({self.ref(index)});")
+        self.divisors |= divisors
+
     def _accumulate(self, reductions: Sequence[int]) -> Callable[[], None]:
         def body() -> None:
             for r in reductions:
                 node = self.k.nodes[r]
                 value = self.ref(node.args[0])
-                self.put(f"a{r}[j] = {_OPS[node.kind]}{{}}(a{r}[j], {value});")
+                self.put(f"a{r}[j] = {self.combined(f'a{r}[j]', _OPS[node.kind], value)};")
 
         return body
 
@@ -174,13 +223,14 @@ class CudaReductionEmitter(CudaEmitter):
         self._plan_passes()
         self.put("// T threads share a row and hold it in registers." if self.resident else
                  "// T threads share a row and read it again in each pass.")  # fmt: skip
-        self.put(f"constexpr int ITEMS = ({self.total} + T * V - 1) / (T * V);")
-        self.put(f"constexpr bool EXACT = {self.total} % (T * V) == 0;")
-        self.put("__shared__ alignas(16) char shared[T > 32 ? R * T / 4 : 16];")
+        self.row_constants()
+        count = max(1, sum(n.op == "reduce" for n in k.nodes))
+        self.put(f"__shared__ alignas(16) char shared[T > 32 ? {count} * (R * T / 4) : 16];")
         self.put(f"const {kind} wanted = ({kind})blockIdx.x * R + threadIdx.y;")
         self.put(f"const bool live = wanted < {k.rows};")
         self.put(f"const {kind} row = live ? wanted : {k.rows} - 1;")
         self.digits("row", k.outer, self.counters()[: len(k.outer)])
+        self.row_start()
         self._declare_kept()
         for stage in range(1, k.stages + 1):
             self._outer(stage - 1)
@@ -198,12 +248,17 @@ class CudaReductionEmitter(CudaEmitter):
                 for store in rows:
                     self.store(store)
 
+    def row_start(self) -> None:
+        """Declare what depends on where the row begins."""
+
     def _finish_row(self, r: int) -> None:
         node = self.k.nodes[r]
+        earlier = sum(n.op == "reduce" for n in self.k.nodes[:r])
+        slots = f"shared + {earlier} * (R * T / 4)" if earlier else "shared"
         op = _OPS[node.kind]
         self.put("#pragma unroll")
         self.put(f"for (int j = 1; j < V; ++j) a{r}[0] = {op}{{}}(a{r}[0], a{r}[j]);")
-        self.put(f"const {node.ctype.value} v{r} = pb_reduce<T>(a{r}[0], {op}{{}}, shared);")
+        self.put(f"const {node.ctype.value} v{r} = pb_reduce<T>(a{r}[0], {op}{{}}, {slots});")
         self.names[r] = f"v{r}"
 
     # Columns
@@ -293,8 +348,21 @@ def _row_launches(total: int, v: int, limit: int) -> list[Launch]:
         wasted = t > 8 and held == v and total * 2 <= t * v
         if held > limit or wasted:
             continue
-        scored.append((abs(held - 8) if held >= 8 else 2 * (8 - held), t))
-    return [Launch(v, t, max(1, 128 // t)) for _, t in sorted(scored)]
+        scored.append((abs(held - 8) if held >= 8 else 2 * (8 - held), t, held * RESIDENT // limit))
+    return [
+        Launch(v, t, max(1, 128 // t), _blocks(max(128, t), n + 16 + 2 * v)) for _, t, n in sorted(scored)
+    ]
+
+
+def _blocks(threads: int, registers: int) -> int:
+    """Blocks a multiprocessor must have room for: while one waits in a reduction another one loads.
+
+    Args:
+        registers: what a thread needs, for its share of the row and beside it.
+    """
+    if threads < 256:
+        return 1
+    return max(1, min(2048, REGISTERS // registers) // threads)
 
 
 _OPS = {"sum": "PbSum", "prod": "PbProd", "max": "PbMax", "min": "PbMin"}
