@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from cuda_agent.judge import exchange
+from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.judge.guard import ComputeGuard
 from cuda_agent.judge.timing import kernel_times, make_timer, time_calls
 from cuda_agent.judge.worker import (
@@ -69,13 +70,13 @@ class CandidateWorker(Worker):
         _import_extension(message["library"])
         module = import_file("model_new", f"{message['folder']}/model_new.py")
         if not hasattr(module, "ModelNew"):
-            raise Refused("load", "model_new.py defines no class ModelNew")
+            raise Refused(FailureKind.CANDIDATE, "model_new.py defines no class ModelNew")
         init_inputs, state = exchange.read(message["plan"], self.slots["state"], device=self.device)
         init_inputs = _on_host(init_inputs)
         torch.manual_seed(message["seed"])
         model = construct(module.ModelNew, init_inputs)
         if not isinstance(model, torch.nn.Module):
-            raise Refused("load", "ModelNew is not an nn.Module")
+            raise Refused(FailureKind.CANDIDATE, "ModelNew is not an nn.Module")
         self.model = model.eval().to(self.device)
         return {"prepare_us": self._load_state(state)}
 
@@ -134,11 +135,13 @@ class CandidateWorker(Worker):
         """Copy an output into the judge's memory, on the current stream."""
         for leaf in exchange.leaves(output):
             if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
-                raise Refused("lazy", f"forward() returned a {type(leaf).__name__}, not a tensor")
+                raise Refused(
+                    FailureKind.CANDIDATE, f"forward() returned a {type(leaf).__name__}, not a tensor"
+                )
         try:
             plan = exchange.describe(output)
         except exchange.NotExchangeable as error:
-            raise Refused("verify", f"forward() returned {error}") from None
+            raise Refused(FailureKind.CANDIDATE, f"forward() returned {error}") from None
         devices = sorted({leaf.device.type for leaf in exchange.leaves(output)})
         block = self.slots[slot]
         overflow = plan["nbytes"] > block.nbytes
@@ -198,11 +201,11 @@ def _import_extension(path: str) -> None:
 def _check_state(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
     missing, extra = sorted(set(state) - set(own)), sorted(set(own) - set(state))
     if missing or extra:
-        raise Refused("load", f"state_dict keys differ: missing {missing}, unexpected {extra}")
+        raise Refused(FailureKind.CANDIDATE, f"state_dict keys differ: missing {missing}, unexpected {extra}")
     for key, value in state.items():
         if own[key].shape != value.shape or own[key].dtype != value.dtype:
             raise Refused(
-                "load",
+                FailureKind.CANDIDATE,
                 f"state_dict[{key!r}] is {own[key].dtype} {tuple(own[key].shape)}, "
                 f"the reference has {value.dtype} {tuple(value.shape)}",
             )

@@ -21,6 +21,7 @@ from typing import Any
 from cuda_agent.errors import InfrastructureError
 from cuda_agent.judge.channel import Channel, ChannelClosed
 from cuda_agent.judge.exchange import Block, Plan
+from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.result import Fault
 from cuda_agent.sandbox.process import Limits, clean_env, spawn
 
@@ -35,11 +36,11 @@ class WorkerError(Exception):
     """A worker answered that it could not do what was asked.
 
     Attributes:
-        kind: ``exception``, ``out_of_memory``, ``illegal_access``, ``cuda_error``, or a refusal's name.
+        kind: why.
         trace: last frames, for people.
     """
 
-    def __init__(self, kind: str, message: str, trace: str = "") -> None:
+    def __init__(self, kind: FailureKind, message: str, trace: str = "") -> None:
         super().__init__(message)
         self.kind = kind
         self.trace = trace
@@ -116,7 +117,7 @@ class WorkerProcess:
         if error is not None:
             for fd in received:
                 os.close(fd)
-            raise WorkerError(str(error["kind"]), str(error["message"]), str(error["trace"]))
+            raise WorkerError(FailureKind.of(str(error["kind"])), str(error["message"]), str(error["trace"]))
         return answer, received
 
     def _death(self, op: str) -> WorkerDied:

@@ -16,15 +16,16 @@ from cuda_agent.errors import InfrastructureError, TaskError
 from cuda_agent.judge import exchange
 from cuda_agent.judge.devices import Place
 from cuda_agent.judge.exchange import Block, Plan
+from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.judge.processes import WorkerDied, WorkerError, WorkerProcess, open_block
 from cuda_agent.result import Fault
 from cuda_agent.task import Task
 
 _REMEDIES = {
-    "random": "Remove the random operator, or make it inactive in eval mode.",
-    "too_large": "Shrink the shapes in get_inputs(), or use a device with more memory.",
-    "out_of_memory": "Shrink the shapes in get_inputs(), or use a device with more memory.",
-    "task": "Correct the task file; it must run in eager PyTorch on this device.",
+    FailureKind.RANDOM: "Remove the random operator, or make it inactive in eval mode.",
+    FailureKind.TOO_LARGE: "Shrink the shapes in get_inputs(), or use a device with more memory.",
+    FailureKind.OUT_OF_MEMORY: "Shrink the shapes in get_inputs(), or use a device with more memory.",
+    FailureKind.TASK: "Correct the task file; it must run in eager PyTorch on this device.",
 }
 
 
@@ -121,7 +122,7 @@ class Reference:
         self.init_inputs, self.state = exchange.read(self.load_plan, self.load_block, copy=False)
         total = sum(answer["weights"])
         if not answer["weights"] or min(answer["weights"]) <= 0:
-            raise TaskError("CASE_WEIGHTS must be positive numbers", _REMEDIES["task"])
+            raise TaskError("CASE_WEIGHTS must be positive numbers", _REMEDIES[FailureKind.TASK])
         self.weights = tuple(weight / total for weight in answer["weights"])
 
     def set_state(self, plan: Plan, block: Block) -> None:
@@ -203,7 +204,7 @@ class Reference:
             if error.kind in _REMEDIES:
                 cause = (
                     f"task {name} is too large for {self._place.device}: {error}"
-                    if (error.kind in ("too_large", "out_of_memory"))
+                    if error.kind in (FailureKind.TOO_LARGE, FailureKind.OUT_OF_MEMORY)
                     else f"task {name}: {error}"
                 )
                 raise TaskError(cause, _REMEDIES[error.kind]) from None
@@ -211,10 +212,10 @@ class Reference:
         except WorkerDied as death:
             if death.fault is Fault.OUT_OF_MEMORY:
                 raise TaskError(
-                    f"task {name} was killed for want of memory during {op}", _REMEDIES["too_large"]
+                    f"task {name} was killed for want of memory during {op}", _REMEDIES[FailureKind.TOO_LARGE]
                 ) from None
             raise TaskError(
-                f"task {name}: the reference's process failed: {death}", _REMEDIES["task"]
+                f"task {name}: the reference's process failed: {death}", _REMEDIES[FailureKind.TASK]
             ) from None
 
     def close(self) -> None:

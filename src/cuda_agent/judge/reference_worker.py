@@ -18,6 +18,7 @@ import torch
 
 from cuda_agent.judge import exchange
 from cuda_agent.judge.channel import ChannelClosed
+from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.judge.promote import run_in_float64
 from cuda_agent.judge.timing import make_timer, time_calls
 from cuda_agent.judge.worker import (
@@ -69,7 +70,7 @@ class ReferenceWorker(Worker):
         try:
             plan = exchange.describe([init_inputs, state])
         except exchange.NotExchangeable as error:
-            raise Refused("task", f"get_init_inputs() or the state_dict holds {error}") from None
+            raise Refused(FailureKind.TASK, f"get_init_inputs() or the state_dict holds {error}") from None
         weights = getattr(self.module, "CASE_WEIGHTS", None) or [1.0]
         return {
             "plan": plan,
@@ -83,9 +84,9 @@ class ReferenceWorker(Worker):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  task code may raise anything
-            raise Refused("task", f"Model(*get_init_inputs()) raised {_short(error)}") from None
+            raise Refused(FailureKind.TASK, f"Model(*get_init_inputs()) raised {_short(error)}") from None
         if not isinstance(model, torch.nn.Module):
-            raise Refused("task", "Model is not an nn.Module")
+            raise Refused(FailureKind.TASK, "Model is not an nn.Module")
         return model.eval().to(self.device)
 
     def _set_state(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class ReferenceWorker(Worker):
         try:
             plan = exchange.describe(inputs)
         except exchange.NotExchangeable as error:
-            raise Refused("task", f"get_inputs() returned {error}") from None
+            raise Refused(FailureKind.TASK, f"get_inputs() returned {error}") from None
         return {"plan": plan, "inputs": list(describe_inputs(inputs)), **self._publish(inputs, plan)}
 
     def _draw_inputs(self, seed: int, case: int) -> list[Any]:
@@ -120,7 +121,7 @@ class ReferenceWorker(Worker):
 
     def _to_device(self, inputs: Any) -> list[Any]:
         if not isinstance(inputs, list | tuple):
-            raise Refused("task", f"get_inputs() returned a {type(inputs).__name__}, not a list")
+            raise Refused(FailureKind.TASK, f"get_inputs() returned a {type(inputs).__name__}, not a list")
         return [_map_tensors(value, lambda t: t.detach().to(self.device)) for value in inputs]
 
     def _run(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,9 +152,9 @@ class ReferenceWorker(Worker):
         try:
             plan = exchange.describe(tree)
         except exchange.NotExchangeable as error:
-            raise Refused("task", f"forward() returned {error}") from None
+            raise Refused(FailureKind.TASK, f"forward() returned {error}") from None
         if next(exchange.leaves(outputs), None) is None:
-            raise Refused("task", "forward() returned no tensor")
+            raise Refused(FailureKind.TASK, "forward() returned no tensor")
         finite = all(bool(torch.isfinite(leaf).all()) for leaf in exchange.leaves(outputs))
         return {"plan": plan, "finite": finite, "why64": why64, **self._publish(tree, plan)}
 
@@ -163,17 +164,17 @@ class ReferenceWorker(Worker):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  task code may raise anything
-            raise Refused("task", f"the reference's forward raised {_short(error)}") from None
+            raise Refused(FailureKind.TASK, f"the reference's forward raised {_short(error)}") from None
 
     def _check_function(self, message: Mapping[str, Any], before: Any, outputs: Any) -> None:
         """The reference must be a function of its inputs: no random ops, no hidden state."""
         after = torch.random.get_rng_state(), _cuda_rng(self.device)
         if not (torch.equal(before[0], after[0]) and _equal_or_none(before[1], after[1])):
-            raise Refused("random", "the reference draws random numbers in eval mode")
+            raise Refused(FailureKind.RANDOM, "the reference draws random numbers in eval mode")
         again = self._forward(exchange.read(message["plan"], self.slots[message["slot"]], device=self.device))
         for first, second in zip(exchange.leaves(outputs), exchange.leaves(again), strict=True):
             if not _close(first, second):
-                raise Refused("random", "two calls of the reference on one input disagree")
+                raise Refused(FailureKind.RANDOM, "two calls of the reference on one input disagree")
 
     def _float64(self, inputs: Any) -> tuple[Any, str]:
         try:
@@ -259,11 +260,11 @@ def _import_task(path: str) -> Any:
     try:
         return import_file("model", path)
     except SystemExit:
-        raise Refused("task", "the module exits while it is imported") from None
+        raise Refused(FailureKind.TASK, "the module exits while it is imported") from None
     except Exception as error:  # noqa: BLE001  task code may raise anything
         frame = describe_error(error)["trace"].splitlines()
         where = f" at {frame[-1]}" if frame else ""
-        raise Refused("task", f"the module does not import: {_short(error)}{where}") from None
+        raise Refused(FailureKind.TASK, f"the module does not import: {_short(error)}{where}") from None
 
 
 def _call(module: Any, name: str, *arguments: Any) -> Any:
@@ -273,12 +274,12 @@ def _call(module: Any, name: str, *arguments: Any) -> Any:
         raise
     except AttributeError as error:
         if not hasattr(module, name):
-            raise Refused("task", f"the module defines no {name}()") from None
-        raise Refused("task", f"{name}() raised {_short(error)}") from None
+            raise Refused(FailureKind.TASK, f"the module defines no {name}()") from None
+        raise Refused(FailureKind.TASK, f"{name}() raised {_short(error)}") from None
     except Exception as error:
-        if describe_error(error)["kind"] == "out_of_memory":
+        if describe_error(error)["kind"] is FailureKind.OUT_OF_MEMORY:
             raise
-        raise Refused("task", f"{name}() raised {_short(error)}") from None
+        raise Refused(FailureKind.TASK, f"{name}() raised {_short(error)}") from None
 
 
 def _check_size(module: Any, device: str) -> None:
@@ -295,7 +296,7 @@ def _check_size(module: Any, device: str) -> None:
         available = torch.cuda.mem_get_info(device)[0]
     if 4 * nbytes > available:
         raise Refused(
-            "too_large",
+            FailureKind.TOO_LARGE,
             f"its inputs take {nbytes / 2**30:.1f} GiB and four times that is needed; "
             f"{available / 2**30:.1f} GiB are free on {device}",
         )

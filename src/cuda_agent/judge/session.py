@@ -23,6 +23,7 @@ from cuda_agent.judge.baseline import BaselineCache, Compiler
 from cuda_agent.judge.build import build
 from cuda_agent.judge.candidate import Candidate
 from cuda_agent.judge.devices import choose_place, versions
+from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.judge.finding import Severity
 from cuda_agent.judge.processes import WorkerDied, WorkerError
 from cuda_agent.judge.reference import Reference
@@ -37,9 +38,9 @@ from cuda_agent.workspace.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
 _FAULT_KINDS = {
-    "out_of_memory": Fault.OUT_OF_MEMORY,
-    "illegal_access": Fault.ILLEGAL_ACCESS,
-    "cuda_error": Fault.CRASH,
+    FailureKind.OUT_OF_MEMORY: Fault.OUT_OF_MEMORY,
+    FailureKind.ILLEGAL_ACCESS: Fault.ILLEGAL_ACCESS,
+    FailureKind.CUDA_ERROR: Fault.CRASH,
 }
 Say = Callable[[str], None]
 

@@ -15,14 +15,15 @@ from typing import Any
 
 from cuda_agent.judge.channel import Channel, ChannelClosed
 from cuda_agent.judge.exchange import Block, leaves
+from cuda_agent.judge.failure_kind import FailureKind
 
 Handler = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class Refused(Exception):
-    """A handler's plain answer that the task or the candidate cannot be used; ``kind`` names why."""
+    """A handler's plain answer that the task or the candidate cannot be used."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
 
@@ -77,9 +78,9 @@ class Worker:
 
 
 _KINDS = {
-    "out_of_memory": ("out of memory", "can't allocate memory", "Cannot allocate memory"),
-    "illegal_access": ("illegal memory access", "misaligned address"),
-    "cuda_error": ("device-side assert", "unspecified launch failure", "CUDA error"),
+    FailureKind.OUT_OF_MEMORY: ("out of memory", "can't allocate memory", "Cannot allocate memory"),
+    FailureKind.ILLEGAL_ACCESS: ("illegal memory access", "misaligned address"),
+    FailureKind.CUDA_ERROR: ("device-side assert", "unspecified launch failure", "CUDA error"),
 }
 
 
@@ -87,9 +88,10 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     """Kind, message and the last frames of an exception, as JSON."""
     name = type(error).__name__
     message = str(error)
-    kind = next((k for k, words in _KINDS.items() if any(word in message for word in words)), "exception")
+    found = (kind for kind, words in _KINDS.items() if any(word in message for word in words))
+    kind = next(found, FailureKind.EXCEPTION)
     if name == "OutOfMemoryError" or isinstance(error, MemoryError):
-        kind = "out_of_memory"
+        kind = FailureKind.OUT_OF_MEMORY
     frames = traceback.extract_tb(error.__traceback__)[-4:]
     lines = [f"{os.path.basename(f.filename)}:{f.lineno}: {f.line}" for f in frames]  # noqa: PTH119
     return {"kind": kind, "message": f"{name}: {message}"[:4000], "trace": "\n".join(lines)}
