@@ -136,6 +136,8 @@ class _Fighter:
         for index, drawn in enumerate(sets):
             block = self._blocks.get(f"t{index}")
             if block is None or block.nbytes < drawn.plan["nbytes"]:
+                if block is not None:
+                    block.close()
                 block = Block(drawn.plan["nbytes"], device=self._place.block_device)
                 self._blocks[f"t{index}"] = block
             copy_bytes(drawn, block)
