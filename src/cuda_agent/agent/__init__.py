@@ -1,0 +1,1 @@
+"""The ReAct loop, its tools, and the policies that choose actions."""

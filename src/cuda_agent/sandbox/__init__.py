@@ -1,0 +1,1 @@
+"""Processes that run code we do not trust."""
