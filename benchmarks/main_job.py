@@ -3,8 +3,8 @@
     python benchmarks/main_job.py --device cuda --repeats 3 --out results.json
 
 Each module is a whole run of ``cuda-agent optimize`` (playbook policy) in a process of its own; the final
-candidate is then judged ``--repeats`` times more, each in processes of its own, and the loaded result is
-compared with eager on fresh inputs.
+candidate is then judged ``--repeats`` times more on fresh draws, each time in a process of its own, and the
+loaded result is compared with eager on fresh inputs.
 """
 
 from __future__ import annotations
@@ -39,11 +39,24 @@ flat = lambda y: list(y) if isinstance(y, (tuple, list)) else [y]
 print(json.dumps(max(float((a.double() - b.double()).abs().max()) for a, b in zip(flat(want), flat(got)))))
 """
 
+_REPEAT = """
+import sys
+from pathlib import Path
+from cuda_agent.config import JudgeConfig, Scope
+from cuda_agent.judge import JudgeSession
+from cuda_agent.task import load_task
+from cuda_agent.workspace.snapshot import freeze
+config = JudgeConfig(device=sys.argv[3], timing_budget_s=2.0)
+with JudgeSession(load_task(Path(sys.argv[1])), config) as session:
+    for _ in range(int(sys.argv[4])):
+        print(session.judge(freeze(Path(sys.argv[2])), Scope.FULL).to_json(), flush=True)
+"""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], required=True)
-    parser.add_argument("--repeats", type=int, default=3, help="verdicts on each final candidate")
+    parser.add_argument("--repeats", type=int, default=2, help="further verdicts on each final candidate")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once; the device's lease orders them")
     parser.add_argument("--only", nargs="*", default=list(modules.NAMES))
     parser.add_argument("--keep", type=Path, help="keep the runs' folders here")
@@ -84,8 +97,8 @@ def run_one(name: str, device: str, folder: Path, repeats: int) -> dict[str, obj
     row["result"] = short(json.loads(path.read_text()))
     if not row["result"]["correct"]:  # type: ignore[index]
         return row
-    judge = [sys.executable, "-m", "cuda_agent", "judge", str(out / "candidate"), "--task", str(task)]
-    row["repeats"] = [repeat([*judge, "--device", device, "--json"]) for _ in range(repeats)]
+    again = [sys.executable, "-c", _REPEAT, str(task), str(out / "candidate"), device, str(repeats)]
+    row["repeats"] = repeated(again)
     check = [sys.executable, "-c", _CHECK, str(out), str(task), device]
     loaded = subprocess.run(check, capture_output=True, text=True, check=False)
     row["loaded_max_abs_difference"] = (
@@ -94,12 +107,12 @@ def run_one(name: str, device: str, folder: Path, repeats: int) -> dict[str, obj
     return row
 
 
-def repeat(argv: list[str]) -> dict[str, object]:
-    """One more verdict, from a process of its own."""
+def repeated(argv: list[str]) -> object:
+    """Further verdicts on the final candidate, each on a candidate process of its own."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return {"exit": done.returncode, "stderr": done.stderr[-500:]}
-    return short(json.loads(done.stdout))
+    return [short(json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def short(result: dict[str, object]) -> dict[str, object]:

@@ -36,7 +36,7 @@ from cuda_agent.result import Stage, Times, Violation, ViolationKind
 
 Say = Callable[[str], None]
 _PERTURBED_DRAWS = 2
-_PUBLIC_TIMING_SHARE = 1 / 3
+_PUBLIC_TIMING_SHARE = 0.2
 
 
 @dataclass(frozen=True)

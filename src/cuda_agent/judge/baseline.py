@@ -12,6 +12,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -117,6 +118,12 @@ class Compiler:
         if self._reference is None and not self.why:
             self._reference = Reference(self._task, self._config, self._place, inductor=True)
             self._case = None
+
+    def wait_ready(self) -> None:
+        """Wait for the imports of a started process, before any lease is taken."""
+        if self._reference is not None:
+            with suppress(CudaAgentError):
+                self._reference.wait_ready()
 
     def compiled(self, case: int, sets: Sequence[Drawn]) -> Reference | None:
         """The reference compiled for a case's shapes, or ``None`` when torch.compile failed twice.

@@ -54,6 +54,10 @@ class Candidate:
         self._slots: dict[str, Block] = {}
         self._settled = False
 
+    def wait_ready(self) -> None:
+        """Wait for the process's imports, before any lease is taken."""
+        self._worker.wait_ready()
+
     def settle(self) -> None:
         """Bring torch and the device up; done once, before any candidate code."""
         if not self._settled:

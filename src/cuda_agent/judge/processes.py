@@ -138,6 +138,10 @@ class WorkerProcess:
                 return f"; it printed: {text}"
         return ""
 
+    def wait_ready(self) -> None:
+        """Wait until the process has imported what it needs (seconds, and no device is touched)."""
+        self.ask("map", limit_s=_START_LIMIT_S, slots=[])
+
     def map_slots(self, blocks: Mapping[str, Block], *, device: str) -> None:
         """Share blocks with the worker under slot names.
 

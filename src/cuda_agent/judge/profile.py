@@ -21,6 +21,7 @@ from cuda_agent.result import Times, Violation, ViolationKind
 
 _BLOCK_S = 0.12
 _MIN_BLOCKS = 5
+_MIN_PUBLIC_BLOCKS = 3
 _MAX_BLOCKS = 15
 _MAX_CALLS = 200
 _SETS_BYTES = {"cpu": 1 << 30, "cuda": 16 << 30}
@@ -120,7 +121,8 @@ class Profiler:
             num_calls = self._calls_per_block()
             deadline = time.monotonic() + self._budget_s
             for index in range(_MAX_BLOCKS):
-                if index >= _MIN_BLOCKS and time.monotonic() > deadline:
+                enough = index >= (_MIN_BLOCKS if self._thorough else _MIN_PUBLIC_BLOCKS)
+                if enough and time.monotonic() > deadline:
                     break
                 self._block(index, num_calls)
             if self._thorough:

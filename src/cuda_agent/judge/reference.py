@@ -100,6 +100,13 @@ class Reference:
         self.load_plan: Plan = {}
         self._slots: dict[str, Block] = {}
 
+    def wait_ready(self) -> None:
+        """Wait for the process's imports, before any lease is taken."""
+        try:
+            self._worker.wait_ready()
+        except (WorkerError, WorkerDied) as error:
+            raise InfrastructureError(f"the reference runner does not start: {error}") from None
+
     def load(self, seed: int) -> None:
         """Import the task and build its model; ``init_inputs``, ``state`` and ``weights`` are set."""
         folder = self._worker.scratch / "task"

@@ -129,6 +129,7 @@ class JudgeSession:
         built = Built(folder, outcome.library)
         if scope is Scope.BUILD:
             return replace(self._import_only(built), seconds=seconds, notes=tuple(notes))
+        self._wait_ready()
         with lease(self.place.device):
             result = self._attempts(built, scope, say)
         return replace(result, seconds={**seconds, **result.seconds}, notes=tuple([*notes, *result.notes]))
@@ -147,6 +148,18 @@ class JudgeSession:
             self._cache.get(0) is None or (scope is Scope.FULL and self.place.kind == "cpu")
         ):
             self._compiler.start()
+
+    def _wait_ready(self) -> None:
+        """The processes' imports take seconds and touch no device: done before the lease."""
+        self._compiler.wait_ready()
+        if self._reference is not None:
+            self._reference.wait_ready()
+        if self._spare is not None:
+            try:
+                self._spare.wait_ready()
+            except (WorkerDied, WorkerError):
+                self._spare.close()
+                self._spare = None
 
     def _loaded_reference(self) -> Reference:
         assert self._reference is not None
