@@ -113,6 +113,11 @@ class ComputeGuard(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
         self.operators: dict[str, int] = {}
         self.tampered = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import its whole compiler stack (seconds) to wrap a mode never compiled."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

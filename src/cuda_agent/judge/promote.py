@@ -16,6 +16,11 @@ _PROMOTED = {torch.complex32: torch.complex128, torch.complex64: torch.complex12
 class _Promote(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
     """Rewrites every floating dtype argument of a dispatched operator to double precision."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: see :class:`cuda_agent.judge.guard.ComputeGuard`."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*promote_dtypes(args), **promote_dtypes(kwargs or {}))
 
