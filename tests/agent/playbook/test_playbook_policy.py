@@ -69,7 +69,7 @@ def stand_ins(
     return prepare
 
 
-SMALL = module("", "return torch.softmax(x, -1)", "torch.randn(16, 33)")
+SMALL = module("", "return torch.softmax(x, -1)", "torch.randn(160, 330)")
 
 
 def test_a_refusal_ends_the_episode_with_the_reason_and_leaves_the_starter(run: Run, tmp_path: Path) -> None:

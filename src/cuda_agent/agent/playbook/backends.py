@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cuda_agent.agent.playbook import emit_cpu, emit_cuda, rewrite
+from cuda_agent.agent.playbook import emit_cpu, emit_cpu_gemm, emit_cuda, rewrite
 from cuda_agent.agent.playbook.emit_cuda_edge import cuda_source
 from cuda_agent.agent.playbook.expr import functions_used
 from cuda_agent.agent.playbook.ir import Program
@@ -105,16 +105,18 @@ class CpuKernels:
             large = step.m >= 64 and step.batch * step.m * step.n * step.k >= 1 << 23
             legend = "gemm: 0 library threads, 1 a panel of rows a thread"
             knob = Knob("a matrix product", legend, 0, (0, 1) if large else (0,))
-            return Emitted(name, emit_cpu.gemm_function(step, name), frozenset({"gemm"}), knob)
-        text = emit_cpu.CpuEmitter(step).function(name)
-        return Emitted(name, text, frozenset(functions_used([step])), self._knob(step))
+            return Emitted(name, emit_cpu_gemm.gemm_function(step, name), frozenset({"gemm"}), knob)
+        emitter = emit_cpu.CpuEmitter(step)
+        text = emitter.function(name)
+        sections = frozenset({*functions_used([step]), "divisor"})
+        return Emitted(name, text, sections, self._knob(step, emitter.serial_below()))
 
     def call(self, name: str, args: Sequence[str], config: str) -> str:
         """See :class:`KernelBackend`."""
         return f"{name}({', '.join([*args, config])});"
 
-    def _knob(self, kernel: Kernel) -> Knob:
-        serial = (1,) if kernel.numel < 1 << 20 else ()
+    def _knob(self, kernel: Kernel, serial_below: int) -> Knob:
+        serial = (1,) if serial_below <= kernel.numel < 1 << 20 else ()  # fewer never start threads
         if kernel.mode is Mode.POINTWISE:
             legend = "pointwise: bit 0 one thread, above it log2(elements a thread takes / 4096)"
             wide = (2, 4, 8) if kernel.lane > 8192 else ()

@@ -28,6 +28,7 @@ class Emitter:
         self.depth = 1
         self.buffers = {name: f"b{n}" for n, name in enumerate(kernel.buffers)}
         self.names: dict[int, str] = {}
+        self.divisors: set[int] = set()
 
     def parameters(self) -> list[str]:
         """Pointer parameters, in the order of the kernel's buffers."""
@@ -71,6 +72,9 @@ class Emitter:
         return literal(node.number, node.ctype) if node.op == "const" else self.names[index]
 
     def expression(self, node: Node) -> str:
+        """C expression of a node; what is constant over a row divides by two multiplications."""
+        if self._divides_by_row(node) and node.args[1] in self.divisors:
+            return f"d{node.args[1]}.into({self.ref(node.args[0])})"
         if node.op == "load":
             text = f"{self.buffers[node.buffer]}[{affine_text(node.form, self.counters())}]"
             if node.dtype in ("float16", "bfloat16"):
@@ -80,6 +84,19 @@ class Emitter:
             return affine_text(node.form, self.counters())
         types = [self.k.nodes[a].ctype for a in node.args]
         return pointwise_text(node, [self.ref(a) for a in node.args], types)
+
+    def _divides_by_row(self, node: Node) -> bool:
+        if self.k.mode is not Mode.ROW or node.op != "div" or node.level is not Level.FULL:
+            return False
+        types = {node.compute, *(self.k.nodes[a].ctype for a in node.args)}
+        return types == {CType.F} and self.k.nodes[node.args[1]].level is Level.OUTER
+
+    def declare_divisors(self, needed: Iterable[int]) -> None:
+        """Before a loop over a row: the divisors that its elements share."""
+        divisors = {self.k.nodes[i].args[1] for i in needed if self._divides_by_row(self.k.nodes[i])}
+        for index in sorted(divisors - self.divisors):
+            self.put(f"const PbDivisor d{index}({self.ref(index)});")
+        self.divisors |= divisors
 
     def compute(self, indices: Iterable[int]) -> None:
         """Declare the nodes not yet named."""

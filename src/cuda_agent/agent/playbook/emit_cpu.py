@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 from cuda_agent.agent.playbook.emit_base import Emitter
 from cuda_agent.agent.playbook.expr import CHEAP, FUNCTIONS, identity, needed_for
 from cuda_agent.agent.playbook.ir import CType
 from cuda_agent.agent.playbook.kernel import Kernel, Level, Mode, Node, Store
-from cuda_agent.agent.playbook.plan import GemmStep
 
 C_TYPES = {
     "float32": "float", "float16": "uint16_t", "bfloat16": "uint16_t", "int64": "int64_t",
@@ -17,6 +17,8 @@ C_TYPES = {
 }  # fmt: skip
 BLOCK = 2048
 """Elements summed in float32 before the partial sum joins a double: bounds the rounding error."""
+CALLS = 4
+"""Costly functions in one loop with several outputs."""
 TILE = 256
 """Columns that one thread reduces together in a column kernel."""
 SCRATCH = 16_384
@@ -50,7 +52,7 @@ class CpuEmitter(Emitter):
         self.put("// config bit 0: one thread; above it: elements a thread takes at a time, 4096 << n.")
         self.put("const int64_t chunk = (int64_t)4096 << (config >> 1);")
         self.put(f"const int64_t chunks = ({lane} + chunk - 1) / chunk;")
-        threshold = f"!(config & 1) && {k.numel} >= {self._serial_below()}"
+        threshold = f"!(config & 1) && {k.numel} >= {self.serial_below()}"
         self.put(f"#pragma omp parallel for schedule(static) if ({threshold})")
         self.open(f"for (int64_t item = 0; item < {rows} * chunks; ++item)")
         self.put("const int64_t row = item / chunks, c0 = item % chunks * chunk;")
@@ -58,18 +60,40 @@ class CpuEmitter(Emitter):
         self.digits("row", k.outer, self.counters()[: len(k.outer)])
         needed = needed_for(k, [s.node for s in k.stores])
         self.compute(self.at(Level.OUTER, needed))
-        self.put("#pragma omp simd")
-        self.open("for (int64_t c = c0; c < c1; ++c)")
-        self.compute(self.at(Level.FULL, needed))
-        for store in k.stores:
-            self.store(store)
-        self.close()
+        for stores in self._groups():
+            self.put("#pragma omp simd")
+            self.open("for (int64_t c = c0; c < c1; ++c)")
+            self.scoped(partial(self._whole_elements, stores))
+            self.close()
         self.close()
 
-    def _serial_below(self) -> int:
-        """Elements under which starting threads costs more than it saves."""
+    def _whole_elements(self, stores: Sequence[Store]) -> None:
+        self.compute(self.at(Level.FULL, needed_for(self.k, [s.node for s in stores])))
+        for store in stores:
+            self.store(store)
+
+    def _groups(self) -> list[list[Store]]:
+        """Stores by loop: the compiler leaves a loop scalar that calls too many functions.
+
+        A chunk stays in the nearest cache from loop to loop; outputs that share what is costly stay together.
+        """
+        groups: list[tuple[list[Store], set[int]]] = []
+        for store in self.k.stores:
+            needed = needed_for(self.k, [store.node])
+            costly = {i for i in needed if self.k.nodes[i].op in FUNCTIONS - CHEAP}
+            for stores, calls in groups:
+                if len(calls | costly) <= CALLS or (costly and costly <= calls):
+                    stores.append(store)
+                    calls.update(costly)
+                    break
+            else:
+                groups.append(([store], set(costly)))
+        return [stores for stores, _ in groups]
+
+    def serial_below(self) -> int:
+        """Elements under which starting threads costs more than it saves: about 10 us of work."""
         costly = sum(n.op in FUNCTIONS - CHEAP for n in self.k.nodes)
-        return 16_384 if costly == 0 else max(2_048, 16_384 // (1 + costly))
+        return max(8_192, 65_536 // (1 + 2 * costly))
 
     # Rows
 
@@ -80,7 +104,7 @@ class CpuEmitter(Emitter):
             self.open(f"for (int64_t row = 0; row < {k.rows}; ++row)")
         else:
             self.put("// Config bit 0: one thread.")
-            threshold = f"!(config & 1) && {k.numel} >= {self._serial_below()}"
+            threshold = f"!(config & 1) && {k.numel} >= {self.serial_below()}"
             self.put(f"#pragma omp parallel for schedule(static) if ({threshold})")
             self.open(f"for (int64_t row = 0; row < {k.rows}; ++row)")
         self.digits("row", k.outer, self.counters()[: len(k.outer)])
@@ -172,6 +196,7 @@ class CpuEmitter(Emitter):
         k = self.k
         lead, lane = k.reduced[:-1], k.lane
         blocks = -(-lane // BLOCK)
+        self.declare_divisors(self._needed_until(targets, set(self.made)))
         if self.split:
             self.put(f"#pragma omp parallel for schedule(static) if (!(config & 1)) {shared}")
         self.open(f"for (int64_t block = 0; block < {prod(lead) * blocks}; ++block)")
@@ -233,7 +258,7 @@ class CpuEmitter(Emitter):
         k = self.k
         tiles = -(-k.lane // TILE)
         self.put("// Each item is a tile of neighbouring columns; config bit 0: one thread.")
-        threshold = f"!(config & 1) && {k.numel} >= {self._serial_below()}"
+        threshold = f"!(config & 1) && {k.numel} >= {self.serial_below()}"
         self.put(f"#pragma omp parallel for schedule(static) if ({threshold})")
         self.open(f"for (int64_t item = 0; item < {k.rows * tiles}; ++item)")
         self.put(f"const int64_t row = item / {tiles}, first = item % {tiles} * {TILE};")
@@ -333,43 +358,3 @@ class CpuEmitter(Emitter):
 
 
 _OMP = {"sum": "+", "prod": "*", "max": "max", "min": "min"}
-
-
-def gemm_function(step: GemmStep, name: str) -> str:
-    """A matrix product as a C++ function; config 1: threads take panels of rows."""
-    a, b = step.a, step.b
-    ta, lda = layout(a.strides[1:], (step.m, step.k))
-    tb, ldb = layout(b.strides[1:], (step.k, step.n))
-    call = (
-        f"pb_gemm(a + {a.offset} + q * {a.strides[0]}{{rows}}, {str(ta).lower()}, {lda}, "
-        f"b + {b.offset} + q * {b.strides[0]}, {str(tb).lower()}, {ldb}, "
-        f"c + q * {step.m * step.n}{{out}}, {{m}}, {step.n}, {step.k}, {step.n});"
-    )
-    whole = call.format(rows="", out="", m=step.m)
-    panel = call.format(rows=f" + m0 * {a.strides[1]}", out=f" + m0 * {step.n}", m="m1 - m0")
-    return f"""static void {name}(const float* a, const float* b, float* c, int64_t config) {{
-  // Config 0: the library's own threads share one product; 1: each thread multiplies a panel of rows.
-  for (int64_t q = 0; q < {step.batch}; ++q) {{
-    if (!(config & 1)) {{
-      {whole}
-      continue;
-    }}
-    #pragma omp parallel
-    {{
-      const int64_t threads = omp_get_num_threads(), t = omp_get_thread_num();
-      const int64_t m0 = {step.m} * t / threads, m1 = {step.m} * (t + 1) / threads;
-      if (m1 > m0) {panel}
-    }}
-  }}
-}}
-"""
-
-
-def layout(strides: tuple[int, ...], shape: tuple[int, int]) -> tuple[bool, int]:
-    """(lies transposed, leading stride) of a row-major (rows, columns) operand."""
-    (rows, columns), (m, k) = strides, shape
-    if columns == 1 or k == 1:
-        if k == 1 and m > 1 and rows < 1:
-            return True, max(m, 1)
-        return False, max(rows, k, 1)
-    return True, max(columns, m, 1)

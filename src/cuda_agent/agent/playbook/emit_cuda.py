@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from cuda_agent.agent.playbook.emit_base import Emitter
+from cuda_agent.agent.playbook.emit_cpu_gemm import layout
 from cuda_agent.agent.playbook.expr import affine_text, needed_for
 from cuda_agent.agent.playbook.kernel import Kernel, Level, Mode, Node, Store
 from cuda_agent.agent.playbook.plan import ITEMSIZE, GemmStep
@@ -240,8 +241,6 @@ def _largest(kernel: Kernel) -> int:
 
 def gemm_function(step: GemmStep, name: str) -> str:
     """A matrix product as a launcher that returns an error text or null."""
-    from cuda_agent.agent.playbook.emit_cpu import layout
-
     a, b = step.a, step.b
     ta, lda = layout(a.strides[1:], (step.m, step.k))
     tb, ldb = layout(b.strides[1:], (step.k, step.n))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from cuda_agent.agent.playbook.emit_cuda import C_TYPES, CudaEmitter, Launch
 from cuda_agent.agent.playbook.expr import CHEAP, FUNCTIONS, identity, needed_for
 from cuda_agent.agent.playbook.ir import CType
-from cuda_agent.agent.playbook.kernel import Kernel, Level, Mode, Node, Store
+from cuda_agent.agent.playbook.kernel import Kernel, Level, Mode, Store
 from cuda_agent.agent.playbook.plan import ITEMSIZE
 
 RESIDENT = 32
@@ -37,7 +37,6 @@ class CudaReductionEmitter(CudaEmitter):
         self.kept_loads: set[int] = set()
         self.kept_values: set[int] = set()
         self.made: set[int] = set()
-        self.divisors: set[int] = set()
         self.resident = True
         self.span = self.total
 
@@ -166,7 +165,7 @@ class CudaReductionEmitter(CudaEmitter):
         k = self.k
         stop = set(self.made)
         needed = _until(k, targets, stop)
-        self._declare_divisors(needed)
+        self.declare_divisors(needed)
         with self.items():
             self.declare_vectors([i for i in needed if i not in stop])
             self.declare_outputs(stores)
@@ -183,24 +182,6 @@ class CudaReductionEmitter(CudaEmitter):
                             self.made.add(index)
                 body()
             self.store_vectors(stores)
-
-    def expression(self, node: Node) -> str:
-        """See :class:`CudaEmitter`; what is constant over a row divides by two multiplications."""
-        if self._divides_by_row(node):
-            return f"d{node.args[1]}.into({self.ref(node.args[0])})"
-        return super().expression(node)
-
-    def _divides_by_row(self, node: Node) -> bool:
-        if self.k.mode is not Mode.ROW or node.op != "div" or node.level is not Level.FULL:
-            return False
-        types = {node.compute, *(self.k.nodes[a].ctype for a in node.args)}
-        return types == {CType.F} and self.k.nodes[node.args[1]].level is Level.OUTER
-
-    def _declare_divisors(self, needed: Sequence[int]) -> None:
-        divisors = {self.k.nodes[i].args[1] for i in needed if self._divides_by_row(self.k.nodes[i])}
-        for index in sorted(divisors - self.divisors):
-            self.put(f"const PbDivisor d{index}({self.ref(index)});")
-        self.divisors |= divisors
 
     def _accumulate(self, reductions: Sequence[int]) -> Callable[[], None]:
         def body() -> None:

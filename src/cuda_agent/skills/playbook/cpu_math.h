@@ -220,12 +220,23 @@ static inline float pb_min(float a, float b) { return (a < b) | (a != a) ? a : b
 static inline int64_t pb_min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 //@ fmod
-static inline float pb_fmod(float a, float b) { return std::fmod(a, b); }
+// Remainders of doubles: exact, since the quotient of each of three steps stays below 2^53; together they
+// cover quotients up to 2^150.
+static inline double pb_modstep(double a, double m) {
+  double r = __builtin_fma(-__builtin_trunc(a / m), m, a);
+  return r < 0.0 ? r + m : r;
+}
+static inline float pb_fmod(float a, float b) {
+  double x = __builtin_fabs((double)a), m = __builtin_fabs((double)b);
+  double r = pb_modstep(pb_modstep(pb_modstep(x, m * 0x1p100), m * 0x1p50), m);
+  float y = __builtin_copysignf((float)r, a);
+  return (m == INFINITY) & (x < INFINITY) ? a : y;
+}
 static inline int64_t pb_fmod(int64_t a, int64_t b) { return a % b; }
 
-//@ remainder
+//@ remainder needs fmod
 static inline float pb_remainder(float a, float b) {
-  float r = std::fmod(a, b);
+  float r = pb_fmod(a, b);
   return (r != 0.0f) & ((r < 0.0f) != (b < 0.0f)) ? r + b : r;
 }
 static inline int64_t pb_remainder(int64_t a, int64_t b) {
@@ -242,37 +253,160 @@ static inline int64_t pb_floordiv(int64_t a, int64_t b) {
 static inline int64_t pb_truncdiv(int64_t a, int64_t b) { return a / b; }
 
 //@ pow
-static inline float pb_pow(float a, float b) { return std::pow(a, b); }
+// 2^(b log2 |a|) in double, by series: the exponent multiplies the error of the logarithm, so float is not
+// enough. A float is never a denormal double.
+static inline float pb_pow(float a, float b) {
+  const double x = __builtin_fabs((double)a);
+  const uint64_t bits = __builtin_bit_cast(uint64_t, x);
+  const uint64_t step = (bits - 0x3FE6A09E667F3BCDu + (1024ull << 52)) >> 52;
+  const double e = __builtin_bit_cast(double, step + 0x4330000000000000u) - (0x1p52 + 1024.0);
+  const double m = __builtin_bit_cast(double, bits - ((step - 1024) << 52));
+  const double s = (m - 1.0) / (m + 1.0), z = s * s;
+  double p = 1.0 / 15;
+  p = __builtin_fma(p, z, 1.0 / 13);
+  p = __builtin_fma(p, z, 1.0 / 11);
+  p = __builtin_fma(p, z, 1.0 / 9);
+  p = __builtin_fma(p, z, 1.0 / 7);
+  p = __builtin_fma(p, z, 1.0 / 5);
+  p = __builtin_fma(p, z, 1.0 / 3);
+  const double log2 = __builtin_fma(__builtin_fma(p * z, s, s), 2.8853900817779268, e);
+  double t = (double)b * (x == 0.0 ? -INFINITY : x == INFINITY ? INFINITY : log2);
+  t = t > 200.0 ? 200.0 : (t < -200.0 ? -200.0 : t);
+  const double shifted = t + 0x1.8p52, n = shifted - 0x1.8p52, f = (t - n) * 0.69314718055994531;
+  double q = 1.0 / 362880;
+  q = __builtin_fma(q, f, 1.0 / 40320);
+  q = __builtin_fma(q, f, 1.0 / 5040);
+  q = __builtin_fma(q, f, 1.0 / 720);
+  q = __builtin_fma(q, f, 1.0 / 120);
+  q = __builtin_fma(q, f, 1.0 / 24);
+  q = __builtin_fma(q, f, 1.0 / 6);
+  q = __builtin_fma(q, f, 0.5);
+  q = __builtin_fma(q * f, f, f) + 1.0;
+  const uint64_t power = (__builtin_bit_cast(uint64_t, shifted) + 1023) << 52;
+  float y = (float)(q * __builtin_bit_cast(double, power));
+  const float size = __builtin_fabsf(b), half = b * 0.5f;
+  const bool whole = __builtin_truncf(b) == b, odd = whole & (size < 16777216.0f) & (__builtin_truncf(half) != half);
+  const bool negative = pb_bits(a) < 0;
+  y = negative & odd ? -y : y;
+  y = (a < 0.0f) & !whole & (x < INFINITY) ? NAN : y;
+  y = (a != a) | (b != b) ? NAN : y;
+  return (b == 0.0f) | (a == 1.0f) | ((x == 1.0) & (size == INFINITY)) ? 1.0f : y;
+}
 
-//@ atan2
-static inline float pb_atan2(float a, float b) { return std::atan2(a, b); }
+//@ atancore
+// atan of 0 <= x <= 1: above tan(pi/8) by the difference to pi/4.
+static inline float pb_atancore(float x) {
+  const bool far = x > 0.414213562f;
+  const float r = far ? (x - 1.0f) / (x + 1.0f) : x, z = r * r;
+  float p = -0.06457294523715973f;
+  p = __builtin_fmaf(p, z, 0.10745672881603241f);
+  p = __builtin_fmaf(p, z, -0.14264175295829773f);
+  p = __builtin_fmaf(p, z, 0.1999954879283905f);
+  p = __builtin_fmaf(p, z, -0.3333333134651184f);
+  const float y = __builtin_fmaf(p * z, r, r);
+  return far ? 0.785398163f + y : y;
+}
+
+//@ atan needs atancore
+static inline float pb_atan(float x) {
+  const float a = __builtin_fabsf(x), y = pb_atancore(a > 1.0f ? 1.0f / a : a);
+  return __builtin_copysignf(a > 1.0f ? 1.57079633f - y : y, x);
+}
+
+//@ atan2 needs atancore
+static inline float pb_atan2(float y, float x) {
+  const float a = __builtin_fabsf(y), b = __builtin_fabsf(x);
+  const float low = a < b ? a : b, high = a < b ? b : a;
+  float q = low / high;
+  q = high == 0.0f ? 0.0f : q;
+  q = low == INFINITY ? 1.0f : q;
+  float r = pb_atancore(q);
+  r = a > b ? 1.57079633f - r : r;
+  r = pb_bits(x) < 0 ? 3.14159265f - r : r;
+  return (x != x) | (y != y) ? NAN : __builtin_copysignf(r, y);
+}
 
 //@ erfc
 static inline float pb_erfc(float x) { return std::erfc(x); }
 
-//@ asin
-static inline float pb_asin(float x) { return std::asin(x); }
+//@ asincore
+// (asin(r) - r) / r for r * r = z <= 1/4.
+static inline float pb_asincore(float z) {
+  float p = 0.033815767616033554f;
+  p = __builtin_fmaf(p, z, 0.017072223126888275f);
+  p = __builtin_fmaf(p, z, 0.031117253005504608f);
+  p = __builtin_fmaf(p, z, 0.04459794610738754f);
+  p = __builtin_fmaf(p, z, 0.07500098645687103f);
+  p = __builtin_fmaf(p, z, 0.1666666567325592f);
+  return p * z;
+}
 
-//@ acos
-static inline float pb_acos(float x) { return std::acos(x); }
+//@ asin needs asincore
+static inline float pb_asin(float x) {
+  const float a = __builtin_fabsf(x);
+  const bool far = a > 0.5f;
+  const float z = far ? (1.0f - a) * 0.5f : a * a, r = far ? __builtin_sqrtf(z) : a;
+  const float y = __builtin_fmaf(pb_asincore(z), r, r);
+  return __builtin_copysignf(far ? __builtin_fmaf(-2.0f, y, 1.57079633f) : y, x);
+}
 
-//@ atan
-static inline float pb_atan(float x) { return std::atan(x); }
+//@ acos needs asincore
+static inline float pb_acos(float x) {
+  const float a = __builtin_fabsf(x);
+  const bool far = a > 0.5f;
+  const float z = far ? (1.0f - a) * 0.5f : a * a, r = far ? __builtin_sqrtf(z) : x;
+  const float y = __builtin_fmaf(pb_asincore(z), r, r);
+  const float edge = x < 0.0f ? 3.14159265f - 2.0f * y : 2.0f * y;
+  return far ? edge : 1.57079633f - y;
+}
 
-//@ sinh
-static inline float pb_sinh(float x) { return std::sinh(x); }
+//@ sinh needs exp expm1
+// Beyond 88 by the square of exp(x / 2): exp(x) overflows before its half does.
+static inline float pb_sinh(float x) {
+  const float a = __builtin_fabsf(x), t = pb_expm1(a), h = pb_exp(a * 0.5f);
+  const float y = a > 88.0f ? 0.5f * h * h : 0.5f * (t + t / (t + 1.0f));
+  return __builtin_copysignf(y, x);
+}
 
-//@ cosh
-static inline float pb_cosh(float x) { return std::cosh(x); }
+//@ cosh needs exp
+static inline float pb_cosh(float x) {
+  const float a = __builtin_fabsf(x), e = pb_exp(a), h = pb_exp(a * 0.5f);
+  return a > 88.0f ? 0.5f * h * h : 0.5f * e + 0.5f / e;
+}
 
-//@ asinh
-static inline float pb_asinh(float x) { return std::asinh(x); }
+//@ asinh needs log log1p
+static inline float pb_asinh(float x) {
+  const float a = __builtin_fabsf(x), z = a * a;
+  const float near = pb_log1p(a + z / (1.0f + __builtin_sqrtf(z + 1.0f)));
+  return __builtin_copysignf(a > 1e9f ? pb_log(a) + 0.693147181f : near, x);
+}
 
-//@ acosh
-static inline float pb_acosh(float x) { return std::acosh(x); }
+//@ acosh needs log log1p
+static inline float pb_acosh(float x) {
+  const float t = x - 1.0f;
+  const float near = pb_log1p(t + __builtin_sqrtf(t * (t + 2.0f)));
+  return x >= 1.0f ? (x > 1e9f ? pb_log(x) + 0.693147181f : near) : NAN;
+}
 
-//@ atanh
-static inline float pb_atanh(float x) { return std::atanh(x); }
+//@ atanh needs log1p
+static inline float pb_atanh(float x) {
+  const float a = __builtin_fabsf(x);
+  return __builtin_copysignf(0.5f * pb_log1p(2.0f * a / (1.0f - a)), x);
+}
+
+//@ divisor
+// Division of a whole row by one number: x * scale * reciprocal, within 1.5 ulp of x / d. The power of two
+// keeps the reciprocal of a denormal finite and that of a huge number normal; 0, infinity and NaN divide as
+// they should.
+struct PbDivisor {
+  float scale, reciprocal;
+  explicit PbDivisor(float d) {
+    const float size = __builtin_fabsf(d);
+    scale = size < 0x1p-100f ? 0x1p100f : size > 0x1p100f ? 0x1p-100f : 1.0f;
+    reciprocal = 1.0f / (d * scale);
+  }
+  float into(float x) const { return x * scale * reciprocal; }
+};
 
 //@ float16
 // Bit arithmetic, so that loops over half-precision data stay vector loops.
