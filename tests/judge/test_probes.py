@@ -188,3 +188,14 @@ def test_half_and_complex_state():
     new = perturb_state(state, gen())
     assert new["w"].dtype == torch.float16 and not torch.equal(new["w"], state["w"])
     assert new["z"].dtype == torch.complex64 and not torch.equal(new["z"], state["z"])
+
+
+def test_one_row_changes_one_row_only() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, labels = torch.rand(16, 5) + 1, torch.arange(16)
+    derived = derive([x, labels], "one_row", generator)
+    assert derived is not None
+    changed = (derived[0] != x).any(dim=1)
+    assert int(changed.sum()) == 1 and torch.equal(derived[0][changed], x[changed] / 2)
+    assert torch.equal(derived[1], labels)
+    assert derive([torch.arange(4), torch.ones(1)], "one_row", generator) is None

@@ -314,6 +314,8 @@ class Attempt:
 
 
 def _timed_failure(wrong: TimedOutputWrong) -> CheckReport:
+    if wrong.violation is not None:
+        return CheckReport(False, wrong.detail, wrong.violation)
     detail = f"a timed call gave a wrong output: {wrong.detail}"
     return CheckReport(False, detail, Violation(ViolationKind.HIDDEN_STATE, detail))
 

@@ -52,12 +52,13 @@ def derive(inputs: Sequence[object], name: str, generator: torch.Generator) -> l
     scale_down times 1/8
     mixed      second half of the last dimension times 8
     shift      exact zeros stay, all else moves by 0.5 to 1.5 standard deviations
+    one_row    one index of dimension 0 halved: almost all of the input stays
     permute_batch  one permutation of dimension 0 for all inputs of the same batch size
     ========== =========================================================================
 
     Args:
         inputs: tensors, numbers, and lists, tuples, dicts of them.
-        name: one of :func:`probe_names`.
+        name: one of :func:`probe_names`, or ``one_row``.
         generator: source of the random choices.
 
     Returns:
@@ -68,7 +69,7 @@ def derive(inputs: Sequence[object], name: str, generator: torch.Generator) -> l
     """
     if name == "permute_batch":
         return _permute_batch(inputs, generator)
-    rule = _VALUE_RULES[name]
+    rule = _one_row if name == "one_row" else _VALUE_RULES[name]
     changed = False
 
     def apply(tensor: Tensor) -> Tensor:
@@ -214,6 +215,17 @@ def _mixed(tensor: Tensor, generator: torch.Generator) -> Tensor | None:
     factor[length // 2 :] = _FACTOR
     result = tensor * factor
     return result * factor[:, None] if _kind(tensor) is _Kind.SYMMETRIC else result
+
+
+def _one_row(tensor: Tensor, generator: torch.Generator) -> Tensor | None:
+    """Half the values of one index of dimension 0: seen only by who reads all of the input."""
+    length = tensor.shape[0]
+    if length < 2 or _kind(tensor) is _Kind.SYMMETRIC:
+        return None
+    row = int(torch.randint(length, (), generator=generator, device=generator.device).item())
+    result = tensor.clone()
+    result[row] *= 0.5
+    return result
 
 
 def _shift(tensor: Tensor, generator: torch.Generator) -> Tensor | None:

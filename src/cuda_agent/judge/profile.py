@@ -8,15 +8,18 @@ process says, calibrated by eager's own bursts (docs/judging.md, "Time, and what
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from cuda_agent.config import Track
-from cuda_agent.judge import exchange
+from cuda_agent.judge import exchange, probes
 from cuda_agent.judge.exchange import Block
 from cuda_agent.judge.reference import Drawn, Reference
-from cuda_agent.judge.verify import Subject, compare_outputs, copy_bytes
+from cuda_agent.judge.verify import Checker, Subject, compare_outputs, copy_bytes
 from cuda_agent.result import Times, Violation, ViolationKind
 
 _BLOCK_S = 0.12
@@ -30,6 +33,7 @@ _FRESH_DRAW_S = 0.1
 _HELD_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}
 _SETTLE_S = 0.003
 _NUM_SLOPES = 4
+_NUM_SPOTS = 2
 
 # A burst is not flushed, and the host may be what is measured: below this, per call, it says nothing.
 HOST_ALLOWANCE_US = {"cpu": 5.0, "cuda": 60.0}
@@ -38,15 +42,17 @@ _MANIPULATED = 0.5
 
 
 class TimedOutputWrong(Exception):
-    """The output of a timed call is not what the reference gives for its inputs.
+    """A timed call, or one between them, broke a rule or gave what the reference does not.
 
     Attributes:
         detail: which and how.
+        violation: the broken rule, where it is known.
     """
 
-    def __init__(self, detail: str) -> None:
+    def __init__(self, detail: str, violation: Violation | None = None) -> None:
         super().__init__(detail)
         self.detail = detail
+        self.violation = violation
 
 
 @dataclass
@@ -107,6 +113,11 @@ class Profiler:
         self.samples = CaseSamples()
         self._sets: list[Drawn] = []
         self._blocks: dict[str, Block] = {}
+        self._checker = Checker(subject, self._blocks)
+        # Which blocks have an unannounced check, and whether it comes before the block's calls.
+        spots = self._random.sample(range(_MIN_BLOCKS), _NUM_SPOTS) if thorough else []
+        self._spots = {index: self._random.random() < 0.5 for index in spots}
+        self._generator = torch.Generator(device="cpu").manual_seed(secrets.randbits(62))
         self._draw_s = 0.0
 
     def run(self) -> CaseSamples:
@@ -198,7 +209,12 @@ class Profiler:
         medians: dict[str, float] = {}
         for job in jobs:
             time.sleep(_SETTLE_S)
+            early = self._spots.get(index)
+            if job == "candidate" and early is True:
+                self._spot_check()
             samples = self._job(job, order)
+            if job == "candidate" and early is False:
+                self._spot_check()
             getattr(self.samples, job).extend(samples)
             medians[job] = Times.of(samples).median
         self.samples.blocks.append((medians["candidate"], medians["eager"], medians.get("compile")))
@@ -237,6 +253,32 @@ class Profiler:
         finally:
             expected.close()
 
+    def _spot_check(self) -> None:
+        """A full check in the memory of the timed calls, on inputs that differ little from theirs.
+
+        Who answers timed calls otherwise than checked ones (by counting calls, by address) or knows an
+        input by a sample of it is caught here.
+        """
+        index = self._random.randrange(len(self._sets))
+        drawn = self._sets[index]
+        inputs = exchange.read(drawn.plan, drawn.block, copy=False)
+        derived = probes.derive(inputs, "one_row", self._generator)
+        derived = derived or probes.derive(inputs, "permute_batch", self._generator) or inputs
+        plan = exchange.describe(derived)
+        if plan != drawn.plan:
+            derived, plan = inputs, drawn.plan
+        with Block(plan["nbytes"], device=self._subject.place.block_device) as block:
+            exchange.write(derived, plan, block)
+            self._subject.place.synchronize()
+            varied = Drawn(plan, block, drawn.words)
+            report = self._checker.check(
+                "a call between timed ones", varied, slot=f"t{index}", must_be_finite=True
+            )
+        if report is not None and not report.ok:
+            raise TimedOutputWrong(report.detail, report.violation)
+        copy_bytes(drawn, self._blocks[f"t{index}"])
+        self._subject.place.synchronize()
+
     def _clock(self, num_calls: int) -> None:
         """The judge's own clock: slopes over bursts of n and 2 n calls, of eager and of the candidate."""
         subject = self._subject
@@ -274,9 +316,8 @@ class Profiler:
     def _release(self) -> None:
         for drawn in self._sets:
             drawn.close()
-        for block in self._blocks.values():
-            block.close()
-        self._sets, self._blocks = [], {}
+        self._checker.close()
+        self._sets = []
 
 
 def _slope(num_calls: int, burst: Callable[[int], None]) -> float:

@@ -93,9 +93,10 @@ class Subject:
 class Checker:
     """Runs checks on one candidate and remembers what it needs between them."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, blocks: dict[str, Block] | None = None) -> None:
+        """Check ``subject``, with input memory of its own or in ``blocks`` (which it then owns, too)."""
         self._subject = subject
-        self._blocks: dict[str, Block] = {}
+        self._blocks = {} if blocks is None else blocks
         self._last: Expected | None = None
         self.last_failure: dict[str, Any] | None = None
 
