@@ -58,9 +58,8 @@ class Task:
         try:
             tree = ast.parse(self.code)
         except SyntaxError as error:
-            raise TaskError(
-                f"task {self.name}: line {error.lineno}: {error.msg}", "Correct the Python source."
-            ) from None
+            where = f"line {error.lineno}: " if error.lineno else ""
+            raise TaskError(f"task {self.name}: {where}{error.msg}", "Correct the Python source.") from None
         defined = _defined_names(tree)
         missing = [name for name in REQUIRED_NAMES if name not in defined]
         if missing:

@@ -1,6 +1,7 @@
 """Bad input ends in one clear line with a remedy, never in a traceback, and leaves nothing half made."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -63,6 +64,14 @@ def one_line(done, code):
         ("torch.randn(4, 8)", "torch.randn(10**7, 10**7)", "too large"),
         ("(nn.Module)", "", "not an nn.Module"),
         ("return x * 2", "import os; os.abort()", "SIGABRT"),
+        ("return x * 2", "return x.to_sparse()", "layout torch.sparse_coo"),
+        ("return x * 2", "return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)", "quantized"),
+        ("return x * 2", "a = [x]; a.append(a); return a", "holds itself"),
+        ("return x * 2", "return x[:0]", "without elements"),
+        ("return x * 2", "raise KeyboardInterrupt", "it printed: KeyboardInterrupt."),
+        ("return [torch.randn(4, 8)]", "return {'x': torch.randn(4, 8)}", "returned a dict"),
+        ("return [torch.randn(4, 8)]", "return None", "returned a NoneType"),
+        ("def forward(self, x)", "def forward(self, x, *, scale)", "missing 1 required keyword-only"),
     ],
 )
 def test_references_that_cannot_be_judged(old, new, words):
@@ -71,6 +80,7 @@ def test_references_that_cannot_be_judged(old, new, words):
     with pytest.raises(TaskError) as caught:
         check_task(Task(code=code, name="bad"), JudgeConfig(device=Device.CPU))
     assert words in str(caught.value)
+    assert "Traceback" not in str(caught.value)
     assert "bad" in caught.value.cause
     assert caught.value.remedy
     assert "\n" not in str(caught.value)
@@ -154,6 +164,22 @@ def test_a_missing_compiler_says_what_to_install(tmp_path):
     (tmp_path / "good.py").write_text(GOOD)
     done = run("optimize", "good.py", cwd=tmp_path, env={"PATH": "/nonexistent", "CXX": ""})
     assert "apt-get install -y g++" in one_line(done, 1)
+
+
+def test_ctrl_c_before_anything_is_made_is_one_line(tmp_path):
+    (tmp_path / "good.py").write_text(GOOD)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cuda_agent", "optimize", "good.py", "--device", "cpu"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "checking the task" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "cuda-agent: interrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["good.py"]
 
 
 def test_a_missing_gpu_says_what_to_do(tmp_path):

@@ -65,6 +65,9 @@ def run(argv: Sequence[str]) -> int:
         return _fail(f"{_message(error)} (see cuda-agent --help)", 2)
     except Exception as error:  # noqa: BLE001  the one capture point
         return _fail(_defect(error, argv), EXIT_DEFECT)
+    if code == EXIT_INTERRUPTED:
+        # Typer makes an exit code of a KeyboardInterrupt and says nothing.
+        return _fail("interrupted", EXIT_INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 

@@ -124,7 +124,9 @@ def _describe(value: Any, offset: list[int]) -> Any:
 
 
 def _describe_tensor(tensor: torch.Tensor, offset: list[int]) -> dict[str, Any]:
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.is_quantized:
+        raise NotExchangeable("a quantized tensor")
+    if tensor.layout is not torch.strided:
         raise NotExchangeable(f"a tensor of layout {tensor.layout}")
     extent = extent_of(tensor.shape, tensor.stride())
     leaf = {

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +22,7 @@ from cuda_agent.judge.exchange import Block, Plan
 from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.result import Fault
 from cuda_agent.sandbox.process import Limits, clean_env, spawn
+from cuda_agent.sandbox.scratch import Scratch
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +62,8 @@ class WorkerProcess:
 
     def __init__(self, script: str, *, env: Mapping[str, str], label: str) -> None:
         self.label = label
-        self.scratch = Path(tempfile.mkdtemp(prefix="cuda-agent-"))
+        self._folder = Scratch()
+        self.scratch = self._folder.path
         ours, theirs = socket.socketpair()
         self._log = (self.scratch / "log").open("wb")
         try:
@@ -134,8 +134,11 @@ class WorkerProcess:
     def _tail(self) -> str:
         with suppress(OSError):
             data = (self.scratch / "log").read_bytes()[-_TAIL_BYTES:]
-            if text := data.decode(errors="replace").strip():
-                return f"; it printed: {text}"
+            lines = data.decode(errors="replace").strip().splitlines()
+            if any(line.startswith("Traceback ") for line in lines):
+                lines = lines[-1:]  # the exception's own line
+            if lines:
+                return "; it printed: " + "\n".join(lines)
         return ""
 
     def wait_ready(self) -> None:
@@ -163,7 +166,7 @@ class WorkerProcess:
         self._process.kill_group()
         self._channel.close()
         self._log.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._folder.close()
 
 
 def open_block(answer: Mapping[str, Any], fds: Sequence[int], *, device: str) -> tuple[Plan, Block]:

@@ -130,6 +130,7 @@ class ReferenceWorker(Worker):
         before = torch.random.get_rng_state(), _cuda_rng(self.device)
         outputs = self._forward(inputs)
         if message.get("check"):
+            _check_outputs(outputs)
             self._check_function(message, before, outputs)
         original = exchange.read(message["plan"], self.slots[message["slot"]], device=self.device, copy=False)
         changed = {
@@ -149,12 +150,7 @@ class ReferenceWorker(Worker):
         self, outputs: Any, outputs64: Any, changed: Mapping[str, Any], why64: str
     ) -> dict[str, Any]:
         tree = {"outputs": outputs, "outputs64": outputs64, "changed": changed}
-        try:
-            plan = exchange.describe(tree)
-        except exchange.NotExchangeable as error:
-            raise Refused(FailureKind.TASK, f"forward() returned {error}") from None
-        if next(exchange.leaves(outputs), None) is None:
-            raise Refused(FailureKind.TASK, "forward() returned no tensor")
+        plan = _described(tree)
         finite = all(bool(torch.isfinite(leaf).all()) for leaf in exchange.leaves(outputs))
         return {"plan": plan, "finite": finite, "why64": why64, **self._publish(tree, plan)}
 
@@ -245,6 +241,25 @@ class ReferenceWorker(Worker):
             self.channel.send(answer, [block.fd] if block is not None else [])
             if block is not None:
                 block.close()
+
+
+def _check_outputs(outputs: Any) -> None:
+    """What forward returned must be tensors that can be compared, with something in them."""
+    _described(outputs)
+    sizes = [leaf.numel() for leaf in exchange.leaves(outputs)]
+    if not sizes:
+        raise Refused(FailureKind.TASK, "forward() returned no tensor")
+    if not any(sizes):
+        raise Refused(FailureKind.TASK, "forward() returned tensors without elements")
+
+
+def _described(value: Any) -> exchange.Plan:
+    try:
+        return exchange.describe(value)
+    except exchange.NotExchangeable as error:
+        raise Refused(FailureKind.TASK, f"forward() returned {error}") from None
+    except RecursionError:
+        raise Refused(FailureKind.TASK, "forward() returned a container that holds itself") from None
 
 
 def set_precision(precision: str) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -33,6 +32,7 @@ from cuda_agent.judge.symbols import scan_library
 from cuda_agent.judge.verify import Subject
 from cuda_agent.pool.lease import lease
 from cuda_agent.result import Fault, Result, Stage
+from cuda_agent.sandbox.scratch import Scratch
 from cuda_agent.task import Task
 from cuda_agent.workspace.snapshot import Snapshot
 
@@ -99,9 +99,9 @@ class JudgeSession:
             ToolchainError: the compiler is missing.
         """
         start = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="cuda-agent-build-", ignore_cleanup_errors=True) as folder:
+        with Scratch() as folder:
             try:
-                result = self._judge(snapshot, scope, Path(folder) / "candidate", say or _silent)
+                result = self._judge(snapshot, scope, folder / "candidate", say or _silent)
             except InfrastructureError as error:
                 _log.error("%s", error)
                 result = Result(stage=Stage.BUILD, infrastructure=str(error))

@@ -39,6 +39,6 @@ def lease(device: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _log.info("waiting for the lease of %s", device)
+            _log.warning("another judge works on %s: waiting for its lease", device)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

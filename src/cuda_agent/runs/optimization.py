@@ -106,7 +106,8 @@ def _execute(prepared: Prepared, folder: RunFolder, reporter: Reporter, *, resum
     except KeyboardInterrupt:
         ending = Ending.INTERRUPTED
         save_best(episode, folder)
-        reporter.say("stopped: the best version is saved, the final verdict is missing (--resume reaches it)")
+        kept = "the best version is saved" if episode.ledger.best() else "no version was verified yet"
+        reporter.say(f"stopped: {kept}, the final verdict is missing (--resume reaches it)")
     finally:
         outcome = Outcome(
             folder=folder,

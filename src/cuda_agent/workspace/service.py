@@ -12,10 +12,8 @@ import logging
 import os
 import queue
 import shlex
-import shutil
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +22,7 @@ from types import TracebackType
 
 from cuda_agent.config import Scope
 from cuda_agent.result import Result
+from cuda_agent.sandbox.scratch import Scratch
 from cuda_agent.workspace.commands import JudgeFunction, run_command
 from cuda_agent.workspace.layout import read_settings, source_root
 from cuda_agent.workspace.snapshot import Snapshot
@@ -60,7 +59,8 @@ class JudgeService:
         # Read once, before the agent can write there.
         self._settings = read_settings(workspace)
         self._jobs: queue.Queue[socket.socket | None] = queue.Queue()
-        self._folder = _short_folder()
+        self._scratch = _short_folder()
+        self._folder = self._scratch.path
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._threads = [
             threading.Thread(target=self._accept, name="judge-accept", daemon=True),
@@ -93,7 +93,7 @@ class JudgeService:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.close()
 
     @property
     def env(self) -> dict[str, str]:
@@ -173,10 +173,10 @@ def _read_command(connection: socket.socket) -> str | None:
     return command if isinstance(command, str) else None
 
 
-def _short_folder() -> Path:
+def _short_folder() -> Scratch:
     """A private folder whose path leaves room for a socket's name, whatever TMPDIR is."""
-    folder = Path(tempfile.mkdtemp(prefix="ca-"))
-    if len(str(folder)) <= _MAX_SOCKET_PATH - len("/judge"):
+    folder = Scratch()
+    if len(str(folder.path)) <= _MAX_SOCKET_PATH - len("/judge"):
         return folder
-    folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix="ca-", dir="/tmp"))
+    folder.close()
+    return Scratch(Path("/tmp"))
