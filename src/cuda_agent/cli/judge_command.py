@@ -52,7 +52,7 @@ def judge(
     _show(result, as_json=json_)
     if result.infrastructure is not None:
         # The object is on stdout; the line on stderr and the exit code say that it holds no verdict.
-        raise InfrastructureError(f"no verdict: {result.infrastructure}", "Judge again.")
+        raise InfrastructureError(f"no verdict: {result.infrastructure.rstrip('.')}", "Judge again.")
 
 
 def _judge(workspace: Path, task: Task | None, config: JudgeConfig) -> Result:

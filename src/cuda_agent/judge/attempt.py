@@ -193,7 +193,8 @@ class Attempt:
             yield checker.check("probe: first call", first, hold="held")
             kept = checker.take_last()
             yield checker.check("probe: new values at the same address", second)
-            yield checker.check_held("probe: held output", "held", kept)
+            if not kept.shared:  # else the output is the input's memory, which has new values
+                yield checker.check_held("probe: held output", "held", kept)
             yield checker.check("probe: a call after another input", first)
             yield checker.check("probe: a repeated call", first)
             kept.close()
