@@ -120,6 +120,19 @@ def test_compile_leaves_the_extension_for_the_agents_own_scripts(workspace: Path
     assert done.stdout == "cuda_extension\n", done.stderr
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_workspace_that_takes_no_extension_is_one_line(
+    workspace: Path, caplog: pytest.LogCaptureFixture, compiled: bool
+) -> None:
+    (workspace / "cuda_extension.so" / "in the way").mkdir(parents=True)
+    result = Result(stage=Stage.LOAD, compiled=compiled)
+    with JudgeService(workspace, lambda *_: result) as service:
+        done = script(service, workspace, "bash", "utils/compile.sh")
+    assert done.returncode == 2 and done.stdout.startswith("[ERROR] the extension cannot be put into")
+    assert done.stdout.count("[ERROR]") == 1 and not caplog.records
+    assert not list(workspace.glob(".cuda_extension.so.*"))
+
+
 def test_errors_of_ours_are_one_line_and_exit_2(workspace: Path) -> None:
     def judge(scope: Scope, snapshot: Snapshot, say: Say) -> Result:
         if scope is Scope.VERIFY:

@@ -286,7 +286,11 @@ def _too_long(what: Sequence[str]) -> _Failed:
 
 def copy_library(outcome: BuildOutcome, target: Path) -> None:
     """Put the extension module at ``target`` in one step, for scripts that import it meanwhile."""
-    if outcome.library is not None:
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    if outcome.library is None:
+        return
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
         shutil.copyfile(outcome.library, temporary)
         temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

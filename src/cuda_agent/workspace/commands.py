@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cuda_agent.config import Scope
-from cuda_agent.errors import CudaAgentError, UsageError
+from cuda_agent.errors import CudaAgentError, InfrastructureError, UsageError
 from cuda_agent.result import Result
 from cuda_agent.workspace.layout import WorkspaceSettings
 from cuda_agent.workspace.snapshot import Snapshot, freeze
@@ -59,7 +59,13 @@ def run_command(
         if on_result is not None:
             on_result(scope, snapshot, result)
         if scope is Scope.BUILD:
-            _leave_extension(workspace, snapshot, result, settings)
+            try:
+                _leave_extension(workspace, snapshot, result, settings)
+            except OSError as error:
+                raise InfrastructureError(
+                    f"the extension cannot be put into the workspace: {error.strerror}",
+                    "Free space, or clear away what is in its place.",
+                ) from None
     except CudaAgentError as error:
         say(f"[ERROR] {error}")
         return 2
