@@ -63,8 +63,8 @@ class BackgroundCommand:
         """Kill it and everything it started; may run twice."""
         if self._process.poll() is None:
             self._note = self._note or "killed"
-        self._process.kill_group()
         kill_marked(self._mark)
+        self._process.kill_group()
         self._stop.set()
         if threading.current_thread() is not self._reader:
             self._reader.join(2)

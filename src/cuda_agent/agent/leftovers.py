@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 MARK = "CUDA_AGENT_SHELL_MARK"
+_DEATH_LIMIT_S = 5.0
 
 
 def marked(value: str) -> list[int]:
@@ -28,12 +29,30 @@ def marked(value: str) -> list[int]:
 
 
 def kill_marked(value: str) -> None:
-    """Kill every process so marked; again while new ones appear, since a killed parent may have forked."""
+    """Kill every process so marked; again while new ones appear, since a killed parent may have forked.
+
+    Returns when all are dead, at the latest after ``_DEATH_LIMIT_S``: a killed process that is still on its
+    way out has no environment any more, but may yet hold files and cores.
+    """
+    killed: set[int] = set()
     for _ in range(20):
         pids = marked(value)
         if not pids:
-            return
+            break
         for pid in pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        killed.update(pids)
         time.sleep(0.01)
+    deadline = time.monotonic() + _DEATH_LIMIT_S
+    while any(map(is_alive, killed)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs or is still on its way out (a zombie is dead: its parent reaps it)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

@@ -232,8 +232,8 @@ class _Live:
             size -= len(data)
 
     def close(self) -> None:
-        self.process.kill_group()
         kill_marked(self._mark)
+        self.process.kill_group()
         self._close_pipes()
 
     def _close_pipes(self) -> None:
