@@ -210,3 +210,12 @@ def test_a_defect_of_ours_is_one_line_and_a_log(tmp_path):
     (log,) = (tmp_path / "cache" / "logs").iterdir()
     assert str(log) in line
     assert "Traceback" in log.read_text() and "in broken" in log.read_text()
+
+
+def test_a_cache_that_cannot_be_written_leaves_no_folder(tmp_path):
+    (tmp_path / "task.py").write_text(GOOD)
+    (tmp_path / "file").touch()
+    env = {"CUDA_AGENT_CACHE": str(tmp_path / "file")}
+    done = run("optimize", "task.py", "--device", "cpu", "--out", "out", cwd=tmp_path, env=env)
+    assert "CUDA_AGENT_CACHE" in one_line(done, done.returncode) and done.returncode not in (0, 70)
+    assert not (tmp_path / "out").exists()

@@ -80,6 +80,7 @@ def prepare(task: Task, settings: OptimizeSettings, reporter: Reporter) -> Prepa
         UsageError, TaskError, ToolchainError, PolicyError: see :func:`optimize_task`.
     """
     backend = get_backend(settings.judge.device, gpu=settings.judge.gpu)
+    backend.facts()  # measured or read from the cache: a cache that cannot be written is told now
     # AUTO is resolved once: the verdict must be on the device the episode ran on.
     settings = replace(settings, judge=replace(settings.judge, device=Device(backend.name)))
     policy = make_policy(settings.policy, **settings.policy_options)
