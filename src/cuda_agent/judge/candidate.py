@@ -128,10 +128,25 @@ class Candidate:
         )
         return [float(s) for s in answer["samples"]], [int(i) for i in answer["held"]]
 
-    def burst(self, blocks: Mapping[str, Block], plans: Sequence[Plan], *, num_calls: int) -> None:
-        """Calls back to back on input sets in turn."""
+    def burst(
+        self, blocks: Mapping[str, Block], plans: Sequence[Plan], *, num_calls: int, keep_last: int
+    ) -> list[int]:
+        """Calls back to back on input sets in turn; the input sets of the outputs held (``timed=INDEX``)."""
         self._share(blocks)
-        self._ask("burst", slots=list(blocks), plans=list(plans), num_calls=num_calls)
+        answer = self._ask(
+            "burst", slots=list(blocks), plans=list(plans), num_calls=num_calls, keep_last=keep_last
+        )
+        return [int(index) for index in answer["held"]]
+
+    def warm(self, slot: str, block: Block, plan: Plan) -> None:
+        """Untimed calls on values seen before, so that :meth:`time_one` is not a first call."""
+        self._share({slot: block})
+        self._ask("warm", slots=[slot], plans=[plan])
+
+    def time_one(self, slot: str, block: Block, plan: Plan) -> float:
+        """Microseconds of one call on what the block holds now; its output is kept as ``timed=0``."""
+        self._share({slot: block})
+        return float(self._ask("time_one", slots=[slot], plans=[plan])["sample"])
 
     def kernels(
         self, blocks: Mapping[str, Block], plans: Sequence[Plan], *, num_calls: int

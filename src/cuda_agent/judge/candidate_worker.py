@@ -20,7 +20,7 @@ import torch
 from cuda_agent.judge import exchange
 from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.judge.guard import ComputeGuard
-from cuda_agent.judge.timing import kernel_times, make_timer, time_calls
+from cuda_agent.judge.timing import SingleCalls, kernel_times, make_timer, run_burst, time_calls
 from cuda_agent.judge.worker import (
     Refused,
     Worker,
@@ -42,6 +42,7 @@ class CandidateWorker(Worker):
         self.model: Any = None
         self.held: dict[str, Any] = {}
         self.timed: list[tuple[int, Any]] = []
+        self.single: SingleCalls | None = None
         self.handlers |= {
             "settle": self._settle,
             "import": self._import,
@@ -51,6 +52,8 @@ class CandidateWorker(Worker):
             "fetch": self._fetch,
             "time": self._time,
             "burst": self._burst,
+            "warm": self._warm,
+            "time_one": self._time_one,
             "kernels": self._kernels,
         }
 
@@ -173,10 +176,31 @@ class CandidateWorker(Worker):
     def _burst(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Calls back to back, for the judge's own clock."""
         sets = self._inputs(message)
-        output = make_timer(self.device).burst(
-            lambda index: self.model(*sets[index % len(sets)]), message["num_calls"]
+        self.timed = []
+        self.timed = run_burst(
+            make_timer(self.device),
+            lambda index: self.model(*sets[index]),
+            num_sets=len(sets),
+            num_calls=message["num_calls"],
+            keep_last=message["keep_last"],
         )
-        return self._store(output, "out0")
+        return {"held": [index for index, _ in self.timed]}
+
+    def _warm(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Untimed calls; what comes after must find the process as it is in the middle of its work."""
+        inputs = self._inputs(message)[0]
+        self.single = self.single or SingleCalls(self.device)
+        self.timed = []
+        self.single.warm(lambda: self.model(*inputs))
+        return {}
+
+    def _time_one(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """One call on values that were written after the last request was answered."""
+        inputs = self._inputs(message)[0]
+        self.single = self.single or SingleCalls(self.device)
+        sample, output = self.single.sample(lambda: self.model(*inputs))
+        self.timed = [(0, output)]
+        return {"sample": sample}
 
     def _kernels(self, message: Mapping[str, Any]) -> dict[str, Any]:
         sets = self._inputs(message)

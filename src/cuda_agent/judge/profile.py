@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from cuda_agent.config import Track
-from cuda_agent.judge import exchange, probes
+from cuda_agent.judge import exchange, probes, unseen
 from cuda_agent.judge.exchange import Block
 from cuda_agent.judge.reference import Drawn, Reference
 from cuda_agent.judge.verify import Checker, Subject, compare_outputs, copy_bytes
@@ -66,8 +66,10 @@ class CaseSamples:
         eager_wall: the same for eager.
         kernel: sums of kernel times (CUDA).
         kernel_names: total by kernel name.
-        bound: credited times were raised to the judge's clock.
+        unseen: single calls on values never seen before.
+        bound: credited times were raised to the judge's clock or to calls on unseen values.
         manipulated: the process reported less than half of what the judge's clock allows.
+        remembered: calls on values seen before take less than half of what calls on unseen ones allow.
     """
 
     candidate: list[float] = field(default_factory=list)
@@ -78,8 +80,18 @@ class CaseSamples:
     eager_wall: list[float] = field(default_factory=list)
     kernel: list[float] = field(default_factory=list)
     kernel_names: dict[str, float] = field(default_factory=dict)
+    unseen: unseen.Samples | None = None
     bound: bool = False
     manipulated: bool = False
+    remembered: bool = False
+
+    def raise_to(self, bound_us: float) -> None:
+        """Raise the candidate's times so that their median is ``bound_us``."""
+        median = Times.of(self.candidate).median
+        factor = bound_us / median if median > 0 else 0.0
+        self.candidate = [s * factor if factor else bound_us for s in self.candidate]
+        self.blocks = [(c * factor if factor else bound_us, e, m) for c, e, m in self.blocks]
+        self.bound = True
 
 
 class Profiler:
@@ -120,6 +132,7 @@ class Profiler:
         self._spots = {index: self._random.random() < 0.5 for index in spots}
         self._generator = torch.Generator(device="cpu").manual_seed(secrets.randbits(62))
         self._draw_s = 0.0
+        self._held_in_burst: list[int] = []
 
     def run(self) -> CaseSamples:
         """Measure.
@@ -139,6 +152,7 @@ class Profiler:
                 self._block(index, num_calls)
             if self._thorough:
                 self._clock(num_calls)
+                self._unseen()
                 self._kernels()
                 self._apply_bound()
             return self.samples
@@ -194,8 +208,8 @@ class Profiler:
 
     def _calls_per_block(self) -> int:
         order = list(range(len(self._sets)))
-        self._subject.reference.time("eager", self._sets, order=order, warmup=1)
-        eager = self._subject.reference.time("eager", self._sets, order=order, warmup=1)
+        self._time_reference(self._subject.reference, "eager", order, warmup=1)
+        eager = self._time_reference(self._subject.reference, "eager", order, warmup=1)
         mine, _ = self._time_candidate(order, warmup=2)
         slowest = max(min(eager), min(mine)) / 1e6
         # A flush and a wait go with every CUDA sample.
@@ -224,9 +238,9 @@ class Profiler:
     def _job(self, job: str, order: Sequence[int]) -> list[float]:
         warmup = min(3, len(order))
         if job == "compile" and self._compiled is not None:
-            return self._compiled.time("compile", self._sets, order=order, warmup=warmup)
+            return self._time_reference(self._compiled, "compile", order, warmup=warmup)
         if job == "eager":
-            return self._subject.reference.time("eager", self._sets, order=order, warmup=warmup)
+            return self._time_reference(self._subject.reference, "eager", order, warmup=warmup)
         samples, held = self._time_candidate(order, warmup=warmup)
         if self._changes_inputs:
             # By now the timed calls have worked on their own results: checked on fresh inputs instead.
@@ -235,14 +249,19 @@ class Profiler:
             self._recheck(held)
         return samples
 
-    def _time_candidate(self, order: Sequence[int], *, warmup: int) -> tuple[list[float], list[int]]:
+    @property
+    def _num_held(self) -> int:
         room = _HELD_BYTES[self._subject.place.kind] // self._output_bytes
+        return max(1, min(8, room))
+
+    def _time_reference(
+        self, reference: Reference, which: str, order: Sequence[int], *, warmup: int
+    ) -> list[float]:
+        return reference.time(which, self._sets, order=order, warmup=warmup, keep_last=self._num_held)
+
+    def _time_candidate(self, order: Sequence[int], *, warmup: int) -> tuple[list[float], list[int]]:
         return self._subject.candidate.time(
-            self._blocks,
-            self._plans,
-            order=order,
-            warmup=warmup,
-            keep_last=max(1, min(8, room)),
+            self._blocks, self._plans, order=order, warmup=warmup, keep_last=self._num_held
         )
 
     def _recheck(self, held: Sequence[int]) -> None:
@@ -287,15 +306,29 @@ class Profiler:
 
     def _clock(self, num_calls: int) -> None:
         """The judge's own clock: slopes over bursts of n and 2 n calls, of eager and of the candidate."""
-        subject = self._subject
         for _ in range(_NUM_SLOPES):
             self._refresh()
-            self.samples.eager_wall.append(
-                _slope(num_calls, lambda n: subject.reference.burst(self._sets, num_calls=n))
-            )
-            self.samples.wall.append(
-                _slope(num_calls, lambda n: subject.candidate.burst(self._blocks, self._plans, num_calls=n))
-            )
+            self.samples.eager_wall.append(_slope(num_calls, self._burst_eager))
+            self.samples.wall.append(_slope(num_calls, self._burst_candidate))
+            if not self._changes_inputs:
+                self._recheck(self._held_in_burst)
+
+    def _burst_eager(self, num_calls: int) -> None:
+        self._subject.reference.burst(self._sets, num_calls=num_calls, keep_last=self._num_held)
+
+    def _burst_candidate(self, num_calls: int) -> None:
+        self._held_in_burst = self._subject.candidate.burst(
+            self._blocks, self._plans, num_calls=num_calls, keep_last=self._num_held
+        )
+
+    def _unseen(self) -> None:
+        """Single calls on values never seen before."""
+        if self._changes_inputs:
+            return  # every timed call of such a task works on values of its own
+        try:
+            self.samples.unseen = unseen.measure(self._subject, self._case, self._blocks, self._sets)
+        except unseen.OutputWrong as wrong:
+            raise TimedOutputWrong(str(wrong)) from None
 
     def _kernels(self) -> None:
         if self._subject.place.kind == "cuda":
@@ -304,20 +337,15 @@ class Profiler:
             )
 
     def _apply_bound(self) -> None:
-        kind = self._subject.place.kind
-        bound = wall_bound(
-            self.samples.wall,
-            kind,
-            eager_us=Times.of(self.samples.eager).median,
-            eager_wall=self.samples.eager_wall,
-        )
-        median = Times.of(self.samples.candidate).median
-        if median < bound:
-            factor = bound / median if median > 0 else 0.0
-            self.samples.candidate = [s * factor if factor else bound for s in self.samples.candidate]
-            self.samples.blocks = [(c * factor if factor else bound, e, m) for c, e, m in self.samples.blocks]
-            self.samples.bound = True
-        self.samples.manipulated = median < _MANIPULATED * bound
+        samples, kind = self.samples, self._subject.place.kind
+        eager_us = Times.of(samples.eager).median
+        clock = wall_bound(samples.wall, kind, eager_us=eager_us, eager_wall=samples.eager_wall)
+        fresh = unseen.least_us(samples.unseen, kind, eager_us=eager_us) if samples.unseen else 0.0
+        median = Times.of(samples.candidate).median
+        if median < max(clock, fresh):
+            samples.raise_to(max(clock, fresh))
+        samples.manipulated = median < _MANIPULATED * clock
+        samples.remembered = not samples.manipulated and median < _MANIPULATED * fresh
 
     def _release(self) -> None:
         for drawn in self._sets:
@@ -354,11 +382,17 @@ def wall_bound(wall: Sequence[float], kind: str, *, eager_us: float, eager_wall:
 
 
 def manipulation(samples: CaseSamples) -> Violation | None:
-    """The candidate's process reported less than half of what the judge's clock allows."""
-    if not samples.manipulated:
-        return None
-    return Violation(
-        ViolationKind.TIME_MANIPULATION,
-        f"its process reported less than half of the time the judge's clock measured "
-        f"({min(samples.wall):.1f} us for one call)",
-    )
+    """A time that cannot be that of computing the output from the input: forged, or remembered."""
+    if samples.manipulated:
+        return Violation(
+            ViolationKind.TIME_MANIPULATION,
+            f"its process reported less than half of the time the judge's clock measured "
+            f"({min(samples.wall):.1f} us for one call)",
+        )
+    if samples.remembered and samples.unseen is not None:
+        return Violation(
+            ViolationKind.HIDDEN_STATE,
+            f"a call on values it has not seen before takes at least {min(samples.unseen.candidate):.1f} us, "
+            "more than twice its time on values seen before",
+        )
+    return None

@@ -175,8 +175,13 @@ class Reference:
         names = self._map_sets(sets)
         self._worker.ask("compile", limit_s=600.0, slots=names, plans=[d.plan for d in sets], mode=None)
 
-    def time(self, which: str, sets: Sequence[Drawn], *, order: Sequence[int], warmup: int) -> list[float]:
-        """Microseconds of calls on input sets; ``which`` is ``eager`` or ``compile``."""
+    def time(
+        self, which: str, sets: Sequence[Drawn], *, order: Sequence[int], warmup: int, keep_last: int
+    ) -> list[float]:
+        """Microseconds of calls on input sets; ``which`` is ``eager`` or ``compile``.
+
+        As many outputs are held as of the candidate: fresh memory for each costs both alike.
+        """
         names = self._map_sets(sets)
         answer, _ = self._ask(
             "time",
@@ -185,13 +190,26 @@ class Reference:
             plans=[d.plan for d in sets],
             order=list(order),
             warmup=warmup,
+            keep_last=keep_last,
         )
         return [float(sample) for sample in answer["samples"]]
 
-    def burst(self, sets: Sequence[Drawn], *, num_calls: int) -> None:
-        """Eager calls back to back on input sets in turn."""
+    def burst(self, sets: Sequence[Drawn], *, num_calls: int, keep_last: int) -> None:
+        """Eager calls back to back on input sets in turn, the last outputs held as of the candidate."""
         names = self._map_sets(sets)
-        self._ask("burst", slots=names, plans=[d.plan for d in sets], num_calls=num_calls)
+        plans = [d.plan for d in sets]
+        self._ask("burst", slots=names, plans=plans, num_calls=num_calls, keep_last=keep_last)
+
+    def warm(self, drawn: Drawn) -> None:
+        """Untimed eager calls, so that :meth:`time_one` is not a first call."""
+        self._map({"seen": drawn.block})
+        self._ask("warm", slots=["seen"], plans=[drawn.plan])
+
+    def time_one(self, drawn: Drawn) -> float:
+        """Microseconds of one eager call."""
+        self._map({"unseen": drawn.block})
+        answer, _ = self._ask("time_one", slots=["unseen"], plans=[drawn.plan])
+        return float(answer["sample"])
 
     def _map_sets(self, sets: Sequence[Drawn]) -> list[str]:
         self._map({f"t{index}": drawn.block for index, drawn in enumerate(sets)})

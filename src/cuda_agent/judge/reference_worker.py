@@ -20,7 +20,7 @@ from cuda_agent.judge import exchange
 from cuda_agent.judge.channel import ChannelClosed
 from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.judge.promote import run_in_float64
-from cuda_agent.judge.timing import make_timer, time_calls
+from cuda_agent.judge.timing import SingleCalls, make_timer, run_burst, time_calls
 from cuda_agent.judge.worker import (
     Refused,
     Worker,
@@ -44,6 +44,7 @@ class ReferenceWorker(Worker):
         self.compiled: Any = None
         self.transport = "host"
         self.pending: exchange.Block | None = None
+        self.single: SingleCalls | None = None
         self.handlers |= {
             "load": self._load,
             "set_state": self._set_state,
@@ -52,6 +53,8 @@ class ReferenceWorker(Worker):
             "compile": self._compile,
             "time": self._time,
             "burst": self._burst,
+            "warm": self._warm,
+            "time_one": self._time_one,
         }
 
     # -- loading ------------------------------------------------------------------------------
@@ -198,17 +201,33 @@ class ReferenceWorker(Worker):
             lambda index: model(*sets[index]),
             order=message["order"],
             warmup=message["warmup"],
-            keep_last=1,
+            keep_last=message["keep_last"],
         )
         return {"samples": samples}
 
     def _burst(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Calls back to back: what the judge's clock says of eager calibrates it."""
         sets = self._sets(message)
-        make_timer(self.device).burst(
-            lambda index: self.model(*sets[index % len(sets)]), message["num_calls"]
+        run_burst(
+            make_timer(self.device),
+            lambda index: self.model(*sets[index]),
+            num_sets=len(sets),
+            num_calls=message["num_calls"],
+            keep_last=message["keep_last"],
         )
         return {}
+
+    def _warm(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        inputs = self._sets(message)[0]
+        self.single = self.single or SingleCalls(self.device)
+        self.single.warm(lambda: self.model(*inputs))
+        return {}
+
+    def _time_one(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """One eager call, timed as the candidate's call on the same values is."""
+        inputs = self._sets(message)[0]
+        self.single = self.single or SingleCalls(self.device)
+        return {"sample": self.single.sample(lambda: self.model(*inputs))[0]}
 
     def _sets(self, message: Mapping[str, Any]) -> list[Any]:
         return [

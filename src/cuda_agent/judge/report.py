@@ -151,7 +151,7 @@ def _weighted(times: Sequence[Times], weights: Sequence[float]) -> Times:
 def _timing_notes(profiles: Sequence[CaseProfile], candidate: Times, compile_us: Times | None) -> list[str]:
     notes = [profile.note for profile in profiles if profile.note]
     if any(profile.samples.bound for profile in profiles):
-        notes.append("the candidate's times were raised to what the judge's own clock allows")
+        notes.append("the candidate's times were raised to what the judge's own clock or unseen values allow")
     walls = [Times.of(p.samples.wall).median for p in profiles if p.samples.wall]
     if len(profiles) == 1 and walls and walls[0] > 1.1 * candidate.median + 5.0:
         notes.append(

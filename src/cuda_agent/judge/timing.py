@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -91,6 +92,23 @@ class CudaTimer:
         return output
 
 
+class SingleCalls:
+    """Times calls one at a time, with a warm-up that is a request of its own."""
+
+    def __init__(self, device: str) -> None:
+        self._timer = make_timer(device)
+
+    def warm(self, call: Callable[[], Any]) -> None:
+        """Calls that are not timed."""
+        call()
+        self._timer.calibrate(call)
+        gc.collect()
+
+    def sample(self, call: Callable[[], Any]) -> tuple[float, Any]:
+        """Time one call: microseconds, and what it returned."""
+        return self._timer.sample(call)
+
+
 def make_timer(device: str) -> Timer:
     """The timer of a device (``cpu`` or ``cuda:N``)."""
     return CpuTimer() if device == "cpu" else CudaTimer(device)
@@ -131,6 +149,23 @@ def time_calls(
         if collecting:
             gc.enable()
     return samples, held
+
+
+def run_burst(
+    timer: Timer, call: Callable[[int], Any], *, num_sets: int, num_calls: int, keep_last: int
+) -> list[tuple[int, Any]]:
+    """Run calls back to back on input sets in turn and wait for the device.
+
+    Returns:
+        The held (input set, output) pairs, of the last ``keep_last`` calls.
+    """
+    held: deque[tuple[int, Any]] = deque(maxlen=keep_last)
+
+    def step(index: int) -> None:
+        held.append((index % num_sets, call(index % num_sets)))
+
+    timer.burst(step, num_calls)
+    return list(held)
 
 
 def kernel_times(call: Callable[[], Any], num_calls: int) -> tuple[list[float], dict[str, float]]:

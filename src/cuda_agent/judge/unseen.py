@@ -1,0 +1,132 @@
+"""Calls on values that nobody but the judge has seen, written just before each call.
+
+Timed blocks repeat a few input sets, so a candidate that remembers outputs by the values of its inputs is
+quick there. Here every call gets new values at a known address, after the warm-up has returned; eager does
+the same, and the ratio of both tells what computing costs. Who is slower here than in the blocks is
+credited with this.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cuda_agent.config import Track
+from cuda_agent.judge.exchange import Block
+from cuda_agent.judge.reference import Drawn
+from cuda_agent.judge.verify import Subject, compare_outputs, copy_bytes
+from cuda_agent.result import Times
+
+_NUM_CALLS = (4, 10)
+_BUDGET_S = 2.0
+_NUM_CHECKED = 2
+
+# Below this, per call, a slower first look says nothing: caches are cold and idle threads must wake.
+_ALLOWANCE_US = {"cpu": 60.0, "cuda": 10.0}
+_UNCERTAINTY = {"cpu": 0.30, "cuda": 0.10}
+_CLOCK_ALLOWANCE_US = 200.0
+
+
+@dataclass
+class Samples:
+    """Times of single calls on unseen values, microseconds.
+
+    Attributes:
+        candidate, eager: as the processes measured them, in pairs on the same values.
+        candidate_wall, eager_wall: the judge's own clock around the same calls and their messages.
+    """
+
+    candidate: list[float] = field(default_factory=list)
+    eager: list[float] = field(default_factory=list)
+    candidate_wall: list[float] = field(default_factory=list)
+    eager_wall: list[float] = field(default_factory=list)
+
+
+class OutputWrong(Exception):
+    """A call on unseen values gave what the reference does not; the text says how."""
+
+
+def measure(subject: Subject, case: int, blocks: Mapping[str, Block], sets: Sequence[Drawn]) -> Samples:
+    """Time single calls of candidate and eager on new draws.
+
+    Args:
+        subject: both processes.
+        case: index of the input case.
+        blocks: the candidate's input memory by slot, in the order of ``sets``.
+        sets: input sets of which the candidate has seen the values; the last one serves to warm up.
+
+    Raises:
+        OutputWrong: an output is wrong.
+        WorkerError, WorkerDied: the candidate failed.
+    """
+    samples = Samples()
+    chance = random.SystemRandom()
+    slot, *_, seen = blocks
+    deadline = time.monotonic() + _BUDGET_S
+    checked = set(chance.sample(range(_NUM_CALLS[0]), _NUM_CHECKED))
+    for index in range(_NUM_CALLS[1]):
+        if index >= _NUM_CALLS[0] and time.monotonic() > deadline:
+            break
+        drawn = subject.reference.draw(case=case)
+        try:
+            for who in chance.sample(("candidate", "eager"), 2):
+                if who == "eager":
+                    _eager(subject, drawn, sets[-1], samples)
+                else:
+                    subject.candidate.warm(seen, blocks[seen], sets[-1].plan)
+                    copy_bytes(drawn, blocks[slot])
+                    subject.place.synchronize()
+                    _candidate(subject, slot, blocks[slot], drawn, samples)
+            if index in checked:
+                _check(subject, drawn)
+        finally:
+            drawn.close()
+    return samples
+
+
+def _eager(subject: Subject, drawn: Drawn, seen: Drawn, samples: Samples) -> None:
+    subject.reference.warm(seen)
+    start = time.perf_counter()
+    samples.eager.append(subject.reference.time_one(drawn))
+    samples.eager_wall.append((time.perf_counter() - start) * 1e6)
+
+
+def _candidate(subject: Subject, slot: str, block: Block, drawn: Drawn, samples: Samples) -> None:
+    start = time.perf_counter()
+    samples.candidate.append(subject.candidate.time_one(slot, block, drawn.plan))
+    samples.candidate_wall.append((time.perf_counter() - start) * 1e6)
+
+
+def _check(subject: Subject, drawn: Drawn) -> None:
+    track = subject.config.track
+    outputs = subject.candidate.fetch(timed=0)
+    expected = subject.reference.run(drawn, float64=track is Track.MATCHED)
+    try:
+        leaves = compare_outputs(outputs, expected, track)
+        if not all(leaf.ok for leaf in leaves):
+            raise OutputWrong("; ".join(leaf.detail for leaf in leaves if not leaf.ok))
+    finally:
+        expected.close()
+
+
+def least_us(samples: Samples, kind: str, *, eager_us: float) -> float:
+    """Least time of one call that calls on unseen values allow, microseconds; 0 when they say nothing.
+
+    The candidate's quickest call on unseen values (noise only adds, and memory helps none of them), by the
+    factor that eager is slower there than in the blocks, less the uncertainty and the allowance. The
+    judge's clock around the same calls, less what the exchange of messages takes with eager, counts where
+    it says more.
+
+    Args:
+        samples: of :func:`measure`.
+        kind: ``cpu`` or ``cuda``.
+        eager_us: median of eager in the blocks, microseconds.
+    """
+    eager = Times.of(samples.eager).median
+    exchange = [wall - own for wall, own in zip(samples.eager_wall, samples.eager, strict=True)]
+    by_own_clock = min(samples.candidate_wall) - Times.of(exchange).median - _CLOCK_ALLOWANCE_US
+    mine = max(min(samples.candidate), by_own_clock)
+    scale = min(1.0, eager_us / eager)
+    return max(0.0, mine * scale * (1.0 - _UNCERTAINTY[kind]) - _ALLOWANCE_US[kind])
