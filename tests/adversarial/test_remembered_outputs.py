@@ -1,4 +1,4 @@
-"""Outputs remembered by the values of all inputs (HACKS.md 61): right every time, and never computed twice."""
+"""Outputs remembered by the values of all inputs (HACKS.md 61): always right, never computed twice."""
 
 from __future__ import annotations
 

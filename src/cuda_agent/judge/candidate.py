@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,15 +138,29 @@ class Candidate:
         )
         return [int(index) for index in answer["held"]]
 
-    def warm(self, slot: str, block: Block, plan: Plan) -> None:
-        """Untimed calls on values seen before, so that :meth:`time_one` is not a first call."""
-        self._share({slot: block})
-        self._ask("warm", slots=[slot], plans=[plan])
+    def time_one(
+        self,
+        blocks: Mapping[str, Block],
+        plans: Sequence[Plan],
+        *,
+        go: Block,
+        release: Callable[[], None],
+    ) -> float:
+        """Microseconds of one call on values that are written while it is busy with older ones.
 
-    def time_one(self, slot: str, block: Block, plan: Plan) -> float:
-        """Microseconds of one call on what the block holds now; its output is kept as ``timed=0``."""
-        self._share({slot: block})
-        return float(self._ask("time_one", slots=[slot], plans=[plan])["sample"])
+        The output is kept as ``timed=0``.
+
+        Args:
+            blocks: two slots: older values, and where the new ones will be.
+            plans: of both.
+            go: one byte of host memory, which ``release`` sets.
+            release: writes the new values, then sets the byte.
+        """
+        self._share({**blocks, "go": go})
+        self._worker.begin("time_one", slots=list(blocks), plans=list(plans), go="go")
+        release()
+        answer, _ = self._worker.finish("time_one", limit_s=self._config.run_limit_s)
+        return float(answer["sample"])
 
     def kernels(
         self, blocks: Mapping[str, Block], plans: Sequence[Plan], *, num_calls: int

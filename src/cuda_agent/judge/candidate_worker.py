@@ -20,7 +20,7 @@ import torch
 from cuda_agent.judge import exchange
 from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.judge.guard import ComputeGuard
-from cuda_agent.judge.timing import SingleCalls, kernel_times, make_timer, run_burst, time_calls
+from cuda_agent.judge.timing import kernel_times, make_timer, run_burst, time_calls, time_released
 from cuda_agent.judge.worker import (
     Refused,
     Worker,
@@ -42,7 +42,6 @@ class CandidateWorker(Worker):
         self.model: Any = None
         self.held: dict[str, Any] = {}
         self.timed: list[tuple[int, Any]] = []
-        self.single: SingleCalls | None = None
         self.handlers |= {
             "settle": self._settle,
             "import": self._import,
@@ -52,7 +51,6 @@ class CandidateWorker(Worker):
             "fetch": self._fetch,
             "time": self._time,
             "burst": self._burst,
-            "warm": self._warm,
             "time_one": self._time_one,
             "kernels": self._kernels,
         }
@@ -186,19 +184,17 @@ class CandidateWorker(Worker):
         )
         return {"held": [index for index, _ in self.timed]}
 
-    def _warm(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Untimed calls; what comes after must find the process as it is in the middle of its work."""
-        inputs = self._inputs(message)[0]
-        self.single = self.single or SingleCalls(self.device)
-        self.timed = []
-        self.single.warm(lambda: self.model(*inputs))
-        return {}
-
     def _time_one(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """One call on values that were written after the last request was answered."""
-        inputs = self._inputs(message)[0]
-        self.single = self.single or SingleCalls(self.device)
-        sample, output = self.single.sample(lambda: self.model(*inputs))
+        """One call on values that are written while calls on older ones run."""
+        seen, new = self._inputs(message)
+        go = self.slots[message["go"]].bytes
+        self.timed = []
+        sample, output = time_released(
+            make_timer(self.device),
+            lambda: self.model(*new),
+            warm_up=lambda: self.model(*seen),
+            released=lambda: bool(go[0]),
+        )
         self.timed = [(0, output)]
         return {"sample": sample}
 

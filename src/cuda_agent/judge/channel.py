@@ -63,10 +63,10 @@ class Channel:
             message = json.loads(self._read(length, fds, deadline))
             if not isinstance(message, dict) or len(fds) != num_fds:
                 raise ChannelClosed("malformed message")
-        except (ChannelClosed, TimeoutError, ValueError) as error:
+        except (ChannelClosed, TimeoutError, ValueError, RecursionError) as error:
             for fd in fds:
                 os.close(fd)
-            if isinstance(error, ValueError):
+            if isinstance(error, ValueError | RecursionError):
                 raise ChannelClosed("malformed message") from None
             raise
         return message, fds

@@ -103,9 +103,20 @@ class WorkerProcess:
             WorkerError: the worker answered with an error.
             WorkerDied: it crashed, or did not answer within ``limit_s`` seconds.
         """
-        start = time.monotonic()
+        self.begin(op, fds=fds, **fields)
+        return self.finish(op, limit_s=limit_s)
+
+    def begin(self, op: str, *, fds: Sequence[int] = (), **fields: Any) -> None:
+        """Send a message whose answer :meth:`finish` collects."""
         try:
             self._channel.send({"op": op, **fields}, fds)
+        except ChannelClosed:
+            raise self._death(op) from None
+
+    def finish(self, op: str, *, limit_s: float) -> tuple[dict[str, Any], list[int]]:
+        """Wait for the answer to :meth:`begin`; returns and raises as :meth:`ask`."""
+        start = time.monotonic()
+        try:
             answer, received = self._channel.receive(limit_s)
             _log.debug("%s: %s took %.3f s", self.label, op, time.monotonic() - start)
         except TimeoutError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,15 +200,13 @@ class Reference:
         plans = [d.plan for d in sets]
         self._ask("burst", slots=names, plans=plans, num_calls=num_calls, keep_last=keep_last)
 
-    def warm(self, drawn: Drawn) -> None:
-        """Untimed eager calls, so that :meth:`time_one` is not a first call."""
-        self._map({"seen": drawn.block})
-        self._ask("warm", slots=["seen"], plans=[drawn.plan])
-
-    def time_one(self, drawn: Drawn) -> float:
-        """Microseconds of one eager call."""
-        self._map({"unseen": drawn.block})
-        answer, _ = self._ask("time_one", slots=["unseen"], plans=[drawn.plan])
+    def time_one(self, seen: Drawn, new: Drawn, *, go: Block, release: Callable[[], None]) -> float:
+        """Microseconds of one eager call, in the way the candidate's is timed (``Candidate.time_one``)."""
+        self._map({"seen": seen.block, "new": new.block, "go": go})
+        plans = [seen.plan, new.plan]
+        self._worker.begin("time_one", slots=["seen", "new"], plans=plans, go="go")
+        release()
+        answer, _ = self._worker.finish("time_one", limit_s=self._config.run_limit_s)
         return float(answer["sample"])
 
     def _map_sets(self, sets: Sequence[Drawn]) -> list[str]:

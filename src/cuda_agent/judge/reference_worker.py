@@ -20,7 +20,7 @@ from cuda_agent.judge import exchange
 from cuda_agent.judge.channel import ChannelClosed
 from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.judge.promote import run_in_float64
-from cuda_agent.judge.timing import SingleCalls, make_timer, run_burst, time_calls
+from cuda_agent.judge.timing import make_timer, run_burst, time_calls, time_released
 from cuda_agent.judge.worker import (
     Refused,
     Worker,
@@ -44,7 +44,6 @@ class ReferenceWorker(Worker):
         self.compiled: Any = None
         self.transport = "host"
         self.pending: exchange.Block | None = None
-        self.single: SingleCalls | None = None
         self.handlers |= {
             "load": self._load,
             "set_state": self._set_state,
@@ -53,7 +52,6 @@ class ReferenceWorker(Worker):
             "compile": self._compile,
             "time": self._time,
             "burst": self._burst,
-            "warm": self._warm,
             "time_one": self._time_one,
         }
 
@@ -217,17 +215,17 @@ class ReferenceWorker(Worker):
         )
         return {}
 
-    def _warm(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        inputs = self._sets(message)[0]
-        self.single = self.single or SingleCalls(self.device)
-        self.single.warm(lambda: self.model(*inputs))
-        return {}
-
     def _time_one(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """One eager call, timed as the candidate's call on the same values is."""
-        inputs = self._sets(message)[0]
-        self.single = self.single or SingleCalls(self.device)
-        return {"sample": self.single.sample(lambda: self.model(*inputs))[0]}
+        seen, new = self._sets(message)
+        go = self.slots[message["go"]].bytes
+        sample, _ = time_released(
+            make_timer(self.device),
+            lambda: self.model(*new),
+            warm_up=lambda: self.model(*seen),
+            released=lambda: bool(go[0]),
+        )
+        return {"sample": sample}
 
     def _sets(self, message: Mapping[str, Any]) -> list[Any]:
         return [

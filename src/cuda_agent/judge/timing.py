@@ -92,23 +92,6 @@ class CudaTimer:
         return output
 
 
-class SingleCalls:
-    """Times calls one at a time, with a warm-up that is a request of its own."""
-
-    def __init__(self, device: str) -> None:
-        self._timer = make_timer(device)
-
-    def warm(self, call: Callable[[], Any]) -> None:
-        """Calls that are not timed."""
-        call()
-        self._timer.calibrate(call)
-        gc.collect()
-
-    def sample(self, call: Callable[[], Any]) -> tuple[float, Any]:
-        """Time one call: microseconds, and what it returned."""
-        return self._timer.sample(call)
-
-
 def make_timer(device: str) -> Timer:
     """The timer of a device (``cpu`` or ``cuda:N``)."""
     return CpuTimer() if device == "cpu" else CudaTimer(device)
@@ -166,6 +149,28 @@ def run_burst(
 
     timer.burst(step, num_calls)
     return list(held)
+
+
+def time_released(
+    timer: Timer, call: Callable[[], Any], *, warm_up: Callable[[], Any], released: Callable[[], bool]
+) -> tuple[float, Any]:
+    """Time one call on values that are written while warm-up calls run.
+
+    Args:
+        timer: of the device.
+        call: runs the module on the new values.
+        warm_up: runs it on older ones, so that threads and clocks are as they are in the middle of work.
+        released: says whether the new values are there.
+
+    Returns:
+        Microseconds, and what the call returned.
+    """
+    warm_up()
+    timer.calibrate(warm_up)
+    gc.collect()
+    while not released():
+        warm_up()
+    return timer.sample(call)
 
 
 def kernel_times(call: Callable[[], Any], num_calls: int) -> tuple[list[float], dict[str, float]]:

@@ -1,9 +1,9 @@
 """Calls on values that nobody but the judge has seen, written just before each call.
 
 Timed blocks repeat a few input sets, so a candidate that remembers outputs by the values of its inputs is
-quick there. Here every call gets new values at a known address, after the warm-up has returned; eager does
-the same, and the ratio of both tells what computing costs. Who is slower here than in the blocks is
-credited with this.
+quick there. Here every call gets new values at a known address, written while calls on older values run
+(threads and clocks stay as they are in the middle of work); eager does the same, and the ratio of both tells
+what computing costs. Who is slower here than in the blocks is credited with this.
 """
 
 from __future__ import annotations
@@ -63,40 +63,62 @@ def measure(subject: Subject, case: int, blocks: Mapping[str, Block], sets: Sequ
     """
     samples = Samples()
     chance = random.SystemRandom()
-    slot, *_, seen = blocks
     deadline = time.monotonic() + _BUDGET_S
     checked = set(chance.sample(range(_NUM_CALLS[0]), _NUM_CHECKED))
-    for index in range(_NUM_CALLS[1]):
-        if index >= _NUM_CALLS[0] and time.monotonic() > deadline:
-            break
-        drawn = subject.reference.draw(case=case)
-        try:
-            for who in chance.sample(("candidate", "eager"), 2):
-                if who == "eager":
-                    _eager(subject, drawn, sets[-1], samples)
-                else:
-                    subject.candidate.warm(seen, blocks[seen], sets[-1].plan)
-                    copy_bytes(drawn, blocks[slot])
-                    subject.place.synchronize()
-                    _candidate(subject, slot, blocks[slot], drawn, samples)
-            if index in checked:
-                _check(subject, drawn)
-        finally:
-            drawn.close()
+    with Block(1, device="cpu") as go:
+        for index in range(_NUM_CALLS[1]):
+            if index >= _NUM_CALLS[0] and time.monotonic() > deadline:
+                break
+            drawn = subject.reference.draw(case=case)
+            pair = _Pair(subject, drawn, sets[-1], blocks, go, samples)
+            try:
+                for job in chance.sample((pair.candidate, pair.eager), 2):
+                    job()
+                if index in checked:
+                    _check(subject, drawn)
+            finally:
+                drawn.close()
     return samples
 
 
-def _eager(subject: Subject, drawn: Drawn, seen: Drawn, samples: Samples) -> None:
-    subject.reference.warm(seen)
-    start = time.perf_counter()
-    samples.eager.append(subject.reference.time_one(drawn))
-    samples.eager_wall.append((time.perf_counter() - start) * 1e6)
+@dataclass
+class _Pair:
+    """One call of each on the same new values, written while calls on older ones run."""
 
+    subject: Subject
+    drawn: Drawn
+    seen: Drawn
+    blocks: Mapping[str, Block]
+    go: Block
+    samples: Samples
+    _released: float = 0.0
 
-def _candidate(subject: Subject, slot: str, block: Block, drawn: Drawn, samples: Samples) -> None:
-    start = time.perf_counter()
-    samples.candidate.append(subject.candidate.time_one(slot, block, drawn.plan))
-    samples.candidate_wall.append((time.perf_counter() - start) * 1e6)
+    def candidate(self) -> None:
+        slot, *_, seen = self.blocks
+        memory = {seen: self.blocks[seen], slot: self.blocks[slot]}
+        plans = [self.seen.plan, self.drawn.plan]
+
+        def release() -> None:
+            copy_bytes(self.drawn, self.blocks[slot])
+            self._release()
+
+        self.go.bytes.zero_()
+        sample = self.subject.candidate.time_one(memory, plans, go=self.go, release=release)
+        self._keep(sample, self.samples.candidate, self.samples.candidate_wall)
+
+    def eager(self) -> None:
+        self.go.bytes.zero_()
+        sample = self.subject.reference.time_one(self.seen, self.drawn, go=self.go, release=self._release)
+        self._keep(sample, self.samples.eager, self.samples.eager_wall)
+
+    def _release(self) -> None:
+        self.subject.place.synchronize()
+        self._released = time.perf_counter()
+        self.go.bytes.fill_(1)
+
+    def _keep(self, sample: float, samples: list[float], walls: list[float]) -> None:
+        walls.append((time.perf_counter() - self._released) * 1e6)
+        samples.append(sample)
 
 
 def _check(subject: Subject, drawn: Drawn) -> None:
