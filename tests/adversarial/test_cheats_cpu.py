@@ -91,7 +91,7 @@ FORWARDS = {
         "    y = self.kept[x.data_ptr()] = torch.empty_like(x)\n"
         "    cuda_extension.run(y, x, self.scale, self.shift)\n"
         "return self.kept[x.data_ptr()]",
-        set(),
+        {ViolationKind.STALE_OUTPUT},
     ),
     "subclass made by name": (f"{RUN}return type('T', (type(x),), {{}})(y)", set()),
     "python exit": ("raise SystemExit(0)", set()),

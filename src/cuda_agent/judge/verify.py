@@ -29,6 +29,8 @@ _INDEPENDENT = 0.25
 _NUM_SAMPLED = 1 << 20
 # A failing call of more bytes is not kept for ``explain``.
 _KEPT_BYTES = 64 << 20
+# Earlier expectations that a wrong output is compared with; only the last one where they are large.
+_NUM_EARLIER = 4
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Checker:
         """Check ``subject``, with input memory of its own or in ``blocks`` (which it then owns, too)."""
         self._subject = subject
         self._blocks = {} if blocks is None else blocks
-        self._last: Expected | None = None
+        self._earlier: list[Expected] = []
         self.last_failure: dict[str, Any] | None = None
 
     def check(
@@ -128,10 +130,13 @@ class Checker:
         report = self._judge_call(name, drawn, block, expected, produced)
         if not report.ok:
             self.last_failure = _failure(name, drawn, expected, produced)
-        if self._last is not None:
-            self._last.close()
-        self._last = expected
+        self._remember(expected)
         return report
+
+    def _remember(self, expected: Expected) -> None:
+        self._earlier.append(expected)
+        while len(self._earlier) > (_NUM_EARLIER if expected.plan["nbytes"] <= _KEPT_BYTES else 1):
+            self._earlier.pop(0).close()
 
     def check_held(self, name: str, hold: str, expected: Expected) -> CheckReport:
         """An output held since an earlier call must still be what it was."""
@@ -144,10 +149,9 @@ class Checker:
 
     def take_last(self) -> Expected:
         """Hand over the last check's expected outputs (the caller closes them)."""
-        if self._last is None:
+        if not self._earlier:
             raise LookupError("no check has run")
-        expected, self._last = self._last, None
-        return expected
+        return self._earlier.pop()
 
     def _input_block(self, slot: str, drawn: Drawn) -> Block:
         block = self._blocks.get(slot)
@@ -197,22 +201,21 @@ class Checker:
     ) -> CheckReport:
         detail = f"{name}: " + "; ".join(leaf.detail for leaf in leaves if not leaf.ok)
         violation = None
-        if self._is_stale(produced, expected):
-            violation = Violation(ViolationKind.STALE_OUTPUT, f"{name}: the previous call's output came back")
+        if any(self._is_stale(produced, expected, earlier) for earlier in self._earlier):
+            violation = Violation(ViolationKind.STALE_OUTPUT, f"{name}: an earlier call's output came back")
         elif _looks_low_precision(produced, expected, leaves):
             violation = Violation(
                 ViolationKind.PRECISION, f"{name}: errors of reduced-precision arithmetic; {detail}"
             )
         return CheckReport(False, detail, violation, leaves)
 
-    def _is_stale(self, produced: Produced, expected: Expected) -> bool:
-        last = self._last
-        if last is None or not same_form(last.plan["root"], expected.plan["root"]):
+    def _is_stale(self, produced: Produced, expected: Expected, earlier: Expected) -> bool:
+        if not same_form(earlier.plan["root"], expected.plan["root"]):
             return False
-        same_expectation = compare_outputs(last.outputs, expected, Track.PAPER)
+        same_expectation = compare_outputs(earlier.outputs, expected, Track.PAPER)
         if all(leaf.ok for leaf in same_expectation):
             return False
-        stale = compare_outputs(produced.outputs, last, Track.PAPER)
+        stale = compare_outputs(produced.outputs, earlier, Track.PAPER)
         return all(leaf.ok for leaf in stale)
 
     def _side_effects(
@@ -241,9 +244,8 @@ class Checker:
         for block in self._blocks.values():
             block.close()
         self._blocks.clear()
-        if self._last is not None:
-            self._last.close()
-            self._last = None
+        while self._earlier:
+            self._earlier.pop().close()
 
 
 def first_failure(reports: Iterator[CheckReport | None], tally: Tally) -> CheckReport | None:
