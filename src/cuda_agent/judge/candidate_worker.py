@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from cuda_agent.judge import exchange
 from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.judge.guard import ComputeGuard
+from cuda_agent.judge.thread_watch import ThreadWatch
 from cuda_agent.judge.timing import kernel_times, make_timer, run_burst, time_calls, time_released
 from cuda_agent.judge.worker import (
     Refused,
@@ -108,10 +110,10 @@ class CandidateWorker(Worker):
     def _run(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """One call under the guard; output bytes at return and again after a delay."""
         inputs = self._inputs(message)[0]
-        guard = ComputeGuard()
+        guard, watch = ComputeGuard(), ThreadWatch()
         _fill_empty_with_nan(True)
         try:
-            with guard:
+            with watch if self.device == "cpu" else nullcontext(), guard:
                 output = self.model(*inputs)
         except Exception:
             if guard.violations:
@@ -127,7 +129,7 @@ class CandidateWorker(Worker):
             self._synchronize()
         if message.get("hold"):
             self.held[message["hold"]] = output
-        answer["operators"] = sorted(guard.violations)
+        answer["operators"] = sorted({**guard.violations, **watch.violations})
         answer["tampered"] = guard.tampered
         answer["shared"] = shares_memory(output, inputs)
         return answer
