@@ -152,11 +152,13 @@ def test_headers_of_the_host_are_refused_and_not_quoted(cpu: Backend, tmp_path: 
     secret = tmp_path / "secret.h"
     secret.write_text("password swordfish\n")
     outcome = run_build(only(f'#include "{secret}"\n'), cpu, tmp_path / "b")
-    assert not outcome.ok and "outside the workspace" in outcome.message
+    # Isolated compilers do not see the file; others read it and are refused.
+    refusals = ("outside the workspace", "No such file")
+    assert not outcome.ok and any(words in outcome.message for words in refusals)
     assert "swordfish" not in outcome.message
     secret.write_text("int fine;\n")
     outcome = run_build(only(f'#include "{secret}"\n'), cpu, tmp_path / "c")
-    assert not outcome.ok and "outside the workspace" in outcome.message
+    assert not outcome.ok and any(words in outcome.message for words in refusals)
 
 
 def test_time_limit_kills_the_whole_compiler(cpu: Backend, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from cuda_agent.backends import cpu, toolchain
 from cuda_agent.backends.cuda import ARCH_VARIABLE, NVCC_MISSING, list_gpus
 from cuda_agent.config import cache_dir
+from cuda_agent.sandbox.isolation import Isolation, isolation
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -231,22 +232,23 @@ def _package(name: str, what_for: str, install: str) -> Check:
     return Check(name, Status.OK, importlib.metadata.version(name))
 
 
+_KEPT_APART = {
+    Isolation.ROOT: "namespaces and a user of its own for each process",
+    Isolation.USER: "namespaces, by a user namespace; limits on memory for each process only",
+    Isolation.NONE: "limits only: candidates can read this user's files and reach its processes",
+}
+
+
 def _isolation() -> Check:
     """How well a candidate's process can be kept apart from this machine."""
-    has_bwrap = shutil.which("bwrap") is not None
-    if has_bwrap and _succeeds(["bwrap", "--ro-bind", "/", "/", "--unshare-net", "true"]):
-        return Check("isolation", Status.OK, "bubblewrap")
-    remedy = "Install bubblewrap: apt-get install -y bubblewrap"
-    flags = ["--net"] if os.geteuid() == 0 else ["--user", "--net"]
-    if _succeeds(["unshare", *flags, "true"]):
-        kind = "own network namespaces" + ("" if os.geteuid() == 0 else " (as a user)")
-        return Check("isolation", Status.WARN, f"{kind}; files of the host stay readable", remedy)
-    return Check(
-        "isolation",
-        Status.WARN,
-        "processes and limits only: candidates reach the network and the host's files",
-        f"{remedy}, or allow user namespaces; judge untrusted candidates on a machine of their own.",
+    found = isolation()
+    if found is not Isolation.NONE:
+        return Check("isolation", Status.OK, _KEPT_APART[found])
+    remedy = (
+        "Allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces; in a "
+        "container also mount and pivot_root), or judge untrusted candidates on a machine of their own."
     )
+    return Check("isolation", Status.WARN, _KEPT_APART[found], remedy)
 
 
 def _cores() -> Check:

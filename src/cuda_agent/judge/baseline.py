@@ -6,6 +6,7 @@ more than 2 % (docs/judging.md, "Time, and what can be trusted").
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cuda_agent.config import JudgeConfig, Track, cache_dir
-from cuda_agent.errors import CudaAgentError
+from cuda_agent.errors import CudaAgentError, InfrastructureError
 from cuda_agent.judge.devices import Place
 from cuda_agent.judge.processes import WorkerDied, WorkerError
 from cuda_agent.judge.reference import Drawn, Reference
@@ -115,6 +116,8 @@ class Compiler:
 
     def start(self) -> None:
         """Start the process; it imports torch while the judge does other things."""
+        if self._reference is not None and not self._reference.is_alive():
+            self.close()
         if self._reference is None and not self.why:
             self._reference = Reference(self._task, self._config, self._place, inductor=True)
             self._case = None
@@ -129,14 +132,19 @@ class Compiler:
         """The reference compiled for a case's shapes, or ``None`` when torch.compile failed twice.
 
         ``why`` then says why.
+
+        Raises:
+            InfrastructureError: it failed for want of disk space, which says nothing of the task.
         """
-        if self._reference is not None and self._case == case:
+        if self._reference is not None and self._case == case and self._reference.is_alive():
             return self._reference
         for _ in range(_NUM_TRIES):
             if self.why:
                 break
             if self._try(case, sets):
                 return self._reference
+        if os.strerror(errno.ENOSPC) in self._last_error:
+            raise InfrastructureError(self._last_error, "Free some disk space, or set CUDA_AGENT_CACHE.")
         if self._last_error and not self.why:
             self.why = self._last_error
         return None

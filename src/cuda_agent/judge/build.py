@@ -9,6 +9,7 @@ sandbox are for that.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -28,16 +29,23 @@ from cuda_agent.errors import InfrastructureError
 from cuda_agent.judge.compile_errors import summarise
 from cuda_agent.judge.object_cache import ObjectStore, object_key
 from cuda_agent.sandbox.process import Limits, Process, clean_env, spawn
+from cuda_agent.sandbox.view import View
 from cuda_agent.workspace.snapshot import KERNEL_DIR, Snapshot
 
 LIBRARY = "cuda_extension.so"
 FIXED_SOURCES = ("binding.cpp", "binding_registry.h")
 _POLL_S = 0.01
+_LEAST_FREE_BYTES = 64 << 20
 # A binding with PyTorch's headers takes about 1.2 GiB; cicc on large templates several times that.
 _BYTES_PER_JOB = 1536 << 20
 # An absolute path that a message is about: "/x.h:3:7: error", "/x.h(3): error".
 _ABSOLUTE = re.compile(r"^(/[^:(\n]+)(?::\d+|\(\d+\))", re.MULTILINE)
-_LIMITS = Limits(memory_bytes=24 << 30, file_bytes=1 << 30)
+_LIMITS = Limits(
+    memory_bytes=8 << 30,
+    limit_address_space=True,
+    file_bytes=1 << 30,
+    processes=256,
+)
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ def _build(snapshot: Snapshot, backend: Backend, track: Track, folder: Path, dea
     for name in FIXED_SOURCES:
         (folder / name).write_bytes(files[name])
     sources = ["binding.cpp", *_kernel_sources(snapshot, backend)]
-    store = ObjectStore(cache_dir() / "objects")
+    store = _store()
     objects: list[Path] = []
     pending: list[tuple[CompileStep, Path]] = []
     for source in sources:
@@ -123,13 +131,18 @@ def _build(snapshot: Snapshot, backend: Backend, track: Track, folder: Path, dea
         final = store.path(object_key(source, files, draft, backend.fingerprint()))
         objects.append(final)
         if not store.has(final):
-            step = backend.compile_step(folder / source, store.temporary(), root=folder, track=track)
+            output = folder / f".{uuid.uuid4().hex}.o"  # the compilers' user cannot write the cache
+            step = backend.compile_step(folder / source, output, root=folder, track=track)
             pending.append((step, final))
     _compile_all(pending, folder, deadline)
     library = _link(backend, objects, folder, deadline)
     if pending:
         store.prune()
     return library
+
+
+def _store() -> ObjectStore:
+    return ObjectStore(cache_dir() / "objects")
 
 
 def _kernel_sources(snapshot: Snapshot, backend: Backend) -> list[str]:
@@ -168,6 +181,7 @@ def _compile_all(pending: Sequence[tuple[CompileStep, Path]], folder: Path, dead
             job.process.kill_group()
             job.step.output.unlink(missing_ok=True)
     if any(logs):
+        _check_disk("\n".join(logs), folder)
         raise _Failed(summarise("\n".join(filter(None, logs)), root=folder))
 
 
@@ -181,7 +195,6 @@ def _num_jobs() -> int:
 
 
 def _start(step: CompileStep, final: Path, folder: Path, deadline: float) -> _Job:
-    step.output.parent.mkdir(parents=True, exist_ok=True)
     log = folder / f".{uuid.uuid4().hex}.log"
     argv = (*step.argv, "-MD", "-MF", f"{step.output}.d")
     with log.open("wb") as stream:
@@ -197,7 +210,10 @@ def _spawn(argv: Sequence[str], folder: Path, log: IO[bytes], deadline: float) -
     """
     limits = replace(_LIMITS, cpu_s=int(max(0.0, deadline - time.monotonic())) + 2)
     env = clean_env({"LC_ALL": "C"})
-    return spawn(argv, cwd=folder, env=env, limits=limits, stdout=log, stderr=subprocess.STDOUT)
+    # One user for all compilers of a build: they share its folder.
+    read = (_store().root, *_toolchain_roots())
+    view = View(write=(folder,), read=read, user=f"build {folder}")
+    return spawn(argv, cwd=folder, env=env, limits=limits, view=view, stdout=log, stderr=subprocess.STDOUT)
 
 
 def _finish(job: _Job, folder: Path) -> str:
@@ -216,8 +232,7 @@ def _finish(job: _Job, folder: Path) -> str:
             return f"{name}:1: error: includes {foreign}, which is outside the workspace and the toolchain"
         if status != 0:
             return output or f"{name}:1: error: the compiler ended with status {status}"
-        job.final.parent.mkdir(parents=True, exist_ok=True)
-        job.step.output.replace(job.final)
+        _store().put(job.step.output, job.final)
         return ""
     finally:
         job.step.output.unlink(missing_ok=True)
@@ -268,9 +283,19 @@ def _link(backend: Backend, objects: Sequence[Path], folder: Path, deadline: flo
     if status is None:
         raise _too_long(["linking"])
     if status != 0:
+        _check_disk(output, folder)
         _drop_broken(output, objects)
         raise _Failed(summarise(output, root=folder))
     return library
+
+
+def _check_disk(output: str, folder: Path) -> None:
+    """A compiler that failed because our disk is full says nothing of the candidate.
+
+    One that filled its own /tmp, which is of limited size, did so by what it was given to compile.
+    """
+    if os.strerror(errno.ENOSPC) in output and shutil.disk_usage(folder).free < _LEAST_FREE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _drop_broken(output: str, objects: Sequence[Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from cuda_agent.judge import exchange
 from cuda_agent.judge.devices import Place
 from cuda_agent.judge.exchange import Block, Plan
 from cuda_agent.judge.processes import WorkerProcess
+from cuda_agent.sandbox.view import View
 
 _POISON = 0xFF  # every float of these bytes is NaN
 
@@ -49,10 +51,17 @@ class Candidate:
         self._config = config
         self._place = place
         self._worker = WorkerProcess(
-            "candidate_worker.py", env=place.worker_env(config), label="candidate's process"
+            "candidate_worker.py",
+            env=place.worker_env(config),
+            label="candidate's process",
+            view=View(gpu=place.kind == "cuda"),
         )
         self._slots: dict[str, Block] = {}
         self._settled = False
+
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._worker.is_alive()
 
     def wait_ready(self) -> None:
         """Wait for the process's imports, before any lease is taken."""
@@ -70,7 +79,7 @@ class Candidate:
 
     def import_extension(self, library: Path) -> None:
         """Load the built extension only."""
-        self._ask("import", library=str(library))
+        self._ask("import", library=str(shutil.copy(library, self._worker.scratch)))
 
     def load(self, folder: Path, library: Path, *, plan: Plan, block: Block, seed: int) -> float | None:
         """Import the candidate, build ``ModelNew``, load the reference's weights strictly.
@@ -79,7 +88,10 @@ class Candidate:
             Microseconds of ``prepare()``, or ``None`` where there is none.
         """
         self._share({"state": block})
-        answer = self._ask("load", folder=str(folder), library=str(library), plan=plan, seed=seed)
+        inside = self._worker.scratch / "candidate"  # all it sees of the judge's folders
+        shutil.copytree(folder, inside)
+        library = inside / library.relative_to(folder)
+        answer = self._ask("load", folder=str(inside), library=str(library), plan=plan, seed=seed)
         return _optional_float(answer["prepare_us"])
 
     def set_state(self, plan: Plan, block: Block) -> None:

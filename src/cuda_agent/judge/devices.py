@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -65,8 +66,13 @@ class Place:
                 "OMP_PROC_BIND": "true",
             }
         if inductor_key is not None:
-            env["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir() / "inductor" / inductor_key)
+            env["TORCHINDUCTOR_CACHE_DIR"] = str(inductor_dir(inductor_key))
         return env
+
+
+def inductor_dir(key: str) -> Path:
+    """torch.compile's cache of one task."""
+    return cache_dir() / "inductor" / key
 
 
 def choose_place(kind: str, config: JudgeConfig) -> Place:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -67,15 +68,33 @@ class ObjectStore:
     """Object files by content hash. Entries appear by rename and are never changed."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
 
     def path(self, key: str) -> Path:
         """Where the object of a key is, once it is made."""
-        return self._root / key[:2] / f"{key}.o"
+        return self.root / key[:2] / f"{key}.o"
 
     def temporary(self) -> Path:
         """A name for a compiler to write to, on the same file system."""
-        return self._root / "tmp" / f"{uuid.uuid4().hex}.o"
+        return self.root / "tmp" / f"{uuid.uuid4().hex}.o"
+
+    def put(self, made: Path, entry: Path) -> None:
+        """Move a compiler's output to its entry, in one step for readers, as a file of our own user.
+
+        Raises:
+            OSError: the disk is full, or the output is not a regular file.
+        """
+        temporary = self.temporary()
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        source = os.open(made, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            with open(source, "rb") as file, temporary.open("wb") as copy:  # noqa: PTH123  a descriptor
+                shutil.copyfileobj(file, copy, 1 << 20)
+            temporary.replace(entry)
+        finally:
+            temporary.unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
 
     def has(self, path: Path) -> bool:
         """Whether the entry is there and is an object file; marks it as used."""
@@ -90,16 +109,16 @@ class ObjectStore:
 
     def prune(self) -> None:
         """Now and then: delete left-over temporaries, then the longest unused objects over the limit."""
-        stamp = self._root / "pruned"
+        stamp = self.root / "pruned"
         with suppress(OSError):
             if time.time() - stamp.stat().st_mtime < _PRUNE_INTERVAL_S:
                 return
         with suppress(OSError):
             stamp.touch()
-            for path in (self._root / "tmp").iterdir():
+            for path in (self.root / "tmp").iterdir():
                 if time.time() - path.stat().st_mtime > 24 * 3600:
                     path.unlink(missing_ok=True)
-            entries = sorted((p.stat().st_mtime, p.stat().st_size, p) for p in self._root.glob("??/*.o"))
+            entries = sorted((p.stat().st_mtime, p.stat().st_size, p) for p in self.root.glob("??/*.o"))
             excess = sum(size for _, size, _ in entries) - _MAX_CACHE_BYTES
             for _, size, path in entries:
                 if excess <= 0:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.result import Fault
 from cuda_agent.sandbox.process import Limits, clean_env, spawn
 from cuda_agent.sandbox.scratch import Scratch
+from cuda_agent.sandbox.view import View
 
 _log = logging.getLogger(__name__)
 
 _START_LIMIT_S = 120.0
-_FILE_LIMIT_BYTES = 16 << 30
+_FILE_LIMIT_BYTES = 1 << 30
+_TMP_BYTES = 1 << 30
+_MEMORY_SHARE = 0.9  # of this machine's, for one worker: what is over it would take others down
 _TAIL_BYTES = 2000
 
 
@@ -50,17 +54,30 @@ class WorkerDied(Exception):
 
     Attributes:
         fault: how.
+        killed_from_outside: by SIGKILL, and not for want of memory. A process can send that to itself
+            too: of a candidate it is a crash like any other.
     """
 
-    def __init__(self, fault: Fault, message: str) -> None:
+    def __init__(self, fault: Fault, message: str, *, killed_from_outside: bool = False) -> None:
         super().__init__(message)
         self.fault = fault
+        self.killed_from_outside = killed_from_outside
 
 
 class WorkerProcess:
-    """A worker in its own session, with its channel and a scratch folder that goes with it."""
+    """A worker in a sandbox of its own, with its channel and a scratch folder that goes with it.
 
-    def __init__(self, script: str, *, env: Mapping[str, str], label: str) -> None:
+    The folder is the judge's to fill; where there are namespaces the worker sees it read-only.
+
+    Args:
+        script: in this folder.
+        env: added to the clean environment.
+        label: for messages.
+        view: what it sees beside the scratch folder.
+    """
+
+    def __init__(self, script: str, *, env: Mapping[str, str], label: str, view: View | None = None) -> None:
+        view = view or View()
         self.label = label
         self._folder = Scratch()
         self.scratch = self._folder.path
@@ -78,7 +95,13 @@ class WorkerProcess:
                 ],
                 cwd=self.scratch,
                 env=clean_env({**env, "HOME": str(self.scratch), "TMPDIR": str(self.scratch)}),
-                limits=Limits(file_bytes=_FILE_LIMIT_BYTES),
+                limits=Limits(
+                    file_bytes=_FILE_LIMIT_BYTES,
+                    tmp_bytes=_TMP_BYTES,
+                    processes=512 + 64 * (os.cpu_count() or 1),  # threads count too
+                    memory_bytes=_memory_bytes(),
+                ),
+                view=replace(view, owned=(*view.owned, self.scratch)),
                 pass_fds=[theirs.fileno()],
                 stdout=self._log,
                 stderr=self._log,
@@ -134,13 +157,18 @@ class WorkerProcess:
     def _death(self, op: str) -> WorkerDied:
         status = self._process.wait(5.0)
         tail = self._tail()
+        out_of_memory = status is not None and self._process.ran_out_of_memory()
         self.close()
         if status is None or status >= 0:
             return WorkerDied(Fault.CRASH, f"the process ended by itself during {op!r}{tail}")
         name = signal.Signals(-status).name if -status in list(signal.Signals) else str(-status)
-        # The kernel's out-of-memory killer sends SIGKILL; nobody else does while we wait.
-        fault = Fault.OUT_OF_MEMORY if -status == signal.SIGKILL else Fault.CRASH
-        return WorkerDied(fault, f"the process died of {name} during {op!r}{tail}")
+        killed = -status == signal.SIGKILL
+        fault = Fault.OUT_OF_MEMORY if killed and out_of_memory else Fault.CRASH
+        return WorkerDied(
+            fault,
+            f"the process died of {name} during {op!r}{tail}",
+            killed_from_outside=killed and not out_of_memory,
+        )
 
     def _tail(self) -> str:
         with suppress(OSError):
@@ -169,6 +197,10 @@ class WorkerProcess:
         ]
         self.ask("map", limit_s=_START_LIMIT_S, fds=[b.fd for b in blocks.values()], slots=slots)
 
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return not self.closed and self._process.poll() is None
+
     def close(self) -> None:
         """Kill the process and its group, remove its scratch folder; may run twice."""
         if self.closed:
@@ -178,6 +210,11 @@ class WorkerProcess:
         self._channel.close()
         self._log.close()
         self._folder.close()
+
+
+def _memory_bytes() -> int:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(total * _MEMORY_SHARE)
 
 
 def open_block(answer: Mapping[str, Any], fds: Sequence[int], *, device: str) -> tuple[Plan, Block]:

@@ -14,11 +14,12 @@ import torch
 from cuda_agent.config import JudgeConfig, Precision, Track
 from cuda_agent.errors import InfrastructureError, TaskError
 from cuda_agent.judge import exchange
-from cuda_agent.judge.devices import Place
+from cuda_agent.judge.devices import Place, inductor_dir
 from cuda_agent.judge.exchange import Block, Plan
 from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.judge.processes import WorkerDied, WorkerError, WorkerProcess, open_block
 from cuda_agent.result import Fault
+from cuda_agent.sandbox.view import View
 from cuda_agent.task import Task
 
 _REMEDIES = {
@@ -88,10 +89,19 @@ class Reference:
         self._config = config
         self._place = place
         key = task.hash if inductor else None
+        cache = inductor_dir(task.hash)
+        if inductor:
+            cache.mkdir(parents=True, exist_ok=True)
         self._worker = WorkerProcess(
             "reference_worker.py",
             env=place.worker_env(config, inductor_key=key),
             label="torch.compile baseline" if inductor else "reference runner",
+            view=View(
+                write=(cache,) if inductor else (),
+                read=tuple(Path(path) for path in task.search_path),
+                gpu=place.kind == "cuda",
+                user=f"inductor {task.hash}" if inductor else "",  # the cache is shared by its judges
+            ),
         )
         self.weights: tuple[float, ...] = (1.0,)
         self.init_inputs: Any = None
@@ -99,6 +109,10 @@ class Reference:
         self.load_block: Block | None = None
         self.load_plan: Plan = {}
         self._slots: dict[str, Block] = {}
+
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._worker.is_alive()
 
     def wait_ready(self) -> None:
         """Wait for the process's imports, before any lease is taken."""
@@ -233,6 +247,8 @@ class Reference:
                 raise TaskError(cause, _REMEDIES[error.kind]) from None
             raise InfrastructureError(f"the reference runner failed at {op}: {error}") from None
         except WorkerDied as death:
+            if death.killed_from_outside:
+                raise InfrastructureError(f"the reference runner was killed during {op}: {death}") from None
             if death.fault is Fault.OUT_OF_MEMORY:
                 raise TaskError(
                     f"task {name} was killed for want of memory during {op}", _REMEDIES[FailureKind.TOO_LARGE]

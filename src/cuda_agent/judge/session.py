@@ -138,9 +138,15 @@ class JudgeSession:
 
     def _warm(self, scope: Scope) -> None:
         """Start what will be needed; processes import torch while the candidate compiles."""
+        if self._spare is not None and not self._spare.is_alive():
+            self._spare.close()
+            self._spare = None
         self._spare = self._spare or Candidate(self._config, self.place)
         if scope is Scope.BUILD:
             return
+        if self._reference is not None and not self._reference.is_alive():
+            self._reference.close()
+            self._reference = None
         if self._reference is None:
             self._reference = Reference(self._task, self._config, self.place)
         wants_compile = scope in (Scope.PROFILE, Scope.FULL)
@@ -187,8 +193,11 @@ class JudgeSession:
         self._verdict.inputs = tuple(inputs)
 
     def _fresh_candidate(self) -> Candidate:
-        candidate = self._spare or Candidate(self._config, self.place)
-        self._spare = None
+        spare, self._spare = self._spare, None
+        if spare is not None and not spare.is_alive():
+            spare.close()
+            spare = None
+        candidate = spare or Candidate(self._config, self.place)
         try:
             candidate.settle()
         except (WorkerDied, WorkerError) as error:

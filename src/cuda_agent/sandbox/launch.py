@@ -1,52 +1,256 @@
-"""Started first in every sandboxed process: sets limits, cuts the network, then becomes the program.
+"""Started first in every sandboxed process: builds its view of the machine, then becomes the program.
 
-Runs as ``python -I -S launch.py LIMITS_JSON -- ARGV...`` with the standard library only. It exists
-because limits set between fork and exec from a threaded parent can deadlock.
+Runs as ``python -I -S launch.py SPEC_JSON -- ARGV...`` with the standard library only. It exists because
+limits and namespaces set between fork and exec from a threaded parent can deadlock.
 
-Covers: memory, file size, process count, core dumps, death with the parent, no network (as root, by a
-new network namespace). Does not cover: reading files of the host, other users' processes; ``doctor``
-says which isolation this machine has.
+With namespaces three processes take part: this one waits outside and ends as the program ended; an init
+(process 1 inside, root where we are root) reaps; the program runs as a user of its own. When init dies the
+kernel kills everything inside, daemons in sessions of their own included.
+
+Covers and does not cover: docs/isolation.md.
 """
 
+from __future__ import annotations
+
 import ctypes
+import errno
 import json
 import os
 import resource
 import signal
 import sys
+import zlib
 
-CLONE_NEWNET = 0x40000000
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from cuda_agent.sandbox import groups, mounts
+
+    Spec = dict[str, Any]
+else:
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import groups
+    import mounts
+
 PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
+NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000  # mount, uts, ipc, pid
+NEW_USER = 0x10000000
+NEW_NET = 0x40000000
+FIRST_UID, MANY_UIDS = 0x20000000, 1 << 22
+SMALL_UIDS = (20_000, 20_000)  # first and count, in containers with 65,536 users
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
+    """Build the sandbox, run the program in it, end as it ended."""
+    spec = json.loads(sys.argv[1])
+    argv = sys.argv[3:]
+    if spec["die_with_parent"]:
+        die_with_parent()
+    if spec["mode"] == "none":
+        if not spec["network"]:
+            LIBC.unshare(NEW_NET)  # EPERM where we may not: doctor tells
+        become(spec, argv)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    uid = pick_uid(spec["user"]) if spec["mode"] == "root" else os.getuid()
+    if spec["mode"] == "root":
+        for path in (*spec["write"], *spec["owned"]):
+            give(path, uid)
+    group = groups.make(spec["memory_bytes"], spec["processes"]) if spec["mode"] == "root" else None
+    if group is not None and not spec["limit_address_space"]:
+        spec["memory_bytes"] = None
+    reader, writer = os.pipe()
+    init = None
+    try:
+        enter(spec)
+        init = os.fork()
+        if init == 0:
+            os.close(reader)
+            run_init(spec, argv, uid, group, writer)
+    except OSError as error:
+        sys.exit(f"cannot isolate {argv[0]}: {error.strerror}")
+    finally:
+        if init is None and group is not None:
+            group.remove()
+    os.close(writer)
+    wait_outside(init, reader, group, spec["report_fd"])
+
+
+def die_with_parent() -> None:
+    """SIGKILL when the parent dies; at once when it is dead already."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() == 1:
+        sys.exit("the parent is gone")
+
+
+def pick_uid(name: str) -> int:
+    """A user that no other sandbox has while this process lives; with a name, always the same one."""
+    with open("/proc/self/uid_map") as file:
+        num_uids = sum(int(line.split()[2]) for line in file)
+    first, count = (FIRST_UID, MANY_UIDS) if num_uids > FIRST_UID + 2 * MANY_UIDS else SMALL_UIDS
+    if name:
+        return first + count + zlib.crc32(name.encode()) % count
+    return first + os.getpid() % count
+
+
+def give(path: str, uid: int) -> None:
+    """Make the sandbox's user the owner of a folder and all in it that is not yet."""
+    if os.lstat(path).st_uid == uid:
+        return
+    os.chown(path, uid, uid, follow_symlinks=False)
+    if not os.path.isdir(path):
+        return
+    for _, folders, files, fd in os.fwalk(path, follow_symlinks=False):
+        for name in (*folders, *files):
+            os.chown(name, uid, uid, dir_fd=fd, follow_symlinks=False)
+
+
+def enter(spec: Spec) -> None:
+    """Leave the host's namespaces; the next fork is process 1 of its own."""
+    flags = NAMESPACES | (0 if spec["network"] else NEW_NET)
+    uid, gid = os.getuid(), os.getgid()
+    if spec["mode"] == "user":
+        flags |= NEW_USER
+    if LIBC.unshare(flags) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    if spec["mode"] == "user":
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{gid} {gid} 1"),
+        ):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+
+
+def wait_outside(init: int, reader: int, group: groups.Group | None, report_fd: int) -> NoReturn:
+    """Wait until all inside is dead, report how it ended, and end the same way.
+
+    SIGTERM, which only the judge can send us, kills all inside.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(init, signal.SIGKILL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    for fd in (0, 1, 2):  # the program's pipes must end with it
+        close_quietly(fd)
+    text = b""
+    while data := os.read(reader, 64):
+        text += data
+    os.waitpid(init, 0)
+    status = int(text) if text.endswith(b"\n") else signal.SIGKILL
+    if group is not None:
+        oom_kills = group.num_oom_kills()
+        group.remove()
+        report(report_fd, b"oom" if oom_kills else b"no oom")
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.WEXITSTATUS(status))
+
+
+def report(fd: int, text: bytes) -> None:
+    """Tell the judge, who may be gone or not be listening."""
+    if fd >= 0:
+        try:
+            os.write(fd, text)
+        except BrokenPipeError:
+            pass
+
+
+def close_quietly(fd: int) -> None:
+    """Close a descriptor that may be closed already."""
+    try:
+        os.close(fd)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+
+
+def run_init(spec: Spec, argv: list[str], uid: int, group: groups.Group | None, writer: int) -> NoReturn:
+    """Process 1 inside: mounts, the program as its child, reaping. Does not return."""
+    status = 127 << 8
+    try:
+        die_with_parent_outside()
+        if group is not None:
+            group.add(os.getpid())
+        mounts.build(spec)
+        os.chdir(spec["cwd"])
+        program = os.fork()
+        if program == 0:
+            os.close(writer)
+            close_quietly(spec["report_fd"])
+            drop(spec, uid)
+            become(spec, argv)
+        for fd in range(3):
+            close_quietly(fd)
+        close_others(writer)
+        while True:
+            pid, ended = os.wait()
+            if pid == program:
+                status = ended
+                break
+    except OSError as error:
+        os.write(2, f"cannot isolate {argv[0]}: {error}\n".encode())
+    finally:
+        os.write(writer, b"%d\n" % status)
+        os._exit(0)
+
+
+def die_with_parent_outside() -> None:
+    """As :func:`die_with_parent` for process 1, whose parent's id reads as 0."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def close_others(kept: int) -> None:
+    """Close every descriptor but one: the program's channel must end with the program."""
+    os.closerange(3, kept)
+    os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def drop(spec: Spec, uid: int) -> None:
+    """Become the sandbox's user, without any privilege."""
+    if spec["mode"] == "root":
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # changing the user cleared it
+    if not spec["gpu"]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def num_tasks() -> int:
+    """Threads on this machine."""
+    with open("/proc/loadavg") as file:
+        return int(file.read().split()[3].partition("/")[2])
+
+
+def become(spec: Spec, argv: list[str]) -> NoReturn:
     """Set the limits, then replace this process by the program."""
-    limits = json.loads(sys.argv[1])
-    libc = ctypes.CDLL(None, use_errno=True)
-    if limits["die_with_parent"]:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == 1:
-            sys.exit("the parent is gone")
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if not limits["network"]:
-        libc.unshare(CLONE_NEWNET)  # EPERM where we may not: doctor tells
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if spec["processes"] is not None and spec["mode"] == "none":
+        spec["processes"] += num_tasks()  # the limit counts all of the user's
     for name, number in (
         ("memory_bytes", resource.RLIMIT_AS),
         ("file_bytes", resource.RLIMIT_FSIZE),
         ("processes", resource.RLIMIT_NPROC),
         ("cpu_s", resource.RLIMIT_CPU),
     ):
-        if limits[name] is not None:
+        if spec[name] is not None and not (name == "memory_bytes" and spec["gpu"]):
             _, hard = resource.getrlimit(number)
-            value = limits[name] if hard == resource.RLIM_INFINITY else min(limits[name], hard)
+            value = spec[name] if hard == resource.RLIM_INFINITY else min(spec[name], hard)
             resource.setrlimit(number, (value, value))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    argv = sys.argv[3:]
     try:
         os.execvpe(argv[0], argv, os.environ)
     except OSError as error:
-        sys.exit(f"cannot start {argv[0]}: {error.strerror}")
+        os.write(2, f"cannot start {argv[0]}: {error.strerror}\n".encode())
+        os._exit(1)
 
 
 main()
