@@ -160,7 +160,12 @@ def test_policy_error(episode: Any) -> None:
 
 
 def test_sandbox_error_keeps_the_turn(episode: Any, workspace: Path) -> None:
-    done = episode(Scripted(lambda n: run_bash(n, 'rm -rf "$PWD"; exit')))
+    def act(number: int) -> Action:
+        if number:
+            shutil.rmtree(workspace)  # a sandboxed shell cannot remove the folder itself
+        return run_bash(number, "exit")
+
+    done = episode(Scripted(act))
     assert done.ending is Ending.SANDBOX_ERROR and "cannot start a shell" in done.detail
     assert not workspace.exists() and len(done.trajectory.turns) == 2
     assert done.trajectory.turns[1].observations[0].text == NO_ANSWER

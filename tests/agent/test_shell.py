@@ -14,6 +14,7 @@ import pytest
 
 from cuda_agent.agent.shell import Shell
 from cuda_agent.errors import InfrastructureError
+from cuda_agent.sandbox.isolation import Isolation, isolation_as_ourselves
 from cuda_agent.sandbox.process import clean_env
 
 
@@ -28,11 +29,18 @@ def run(shell: Shell, command: str, limit_s: float = 10.0) -> str:
     return shell.run(command, limit_s=limit_s).output
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def running(workspace: Path, word: str = "") -> list[str]:
+    """Living processes that were started in the workspace (their ids inside a sandbox are not ours)."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            started_here = f"PWD={workspace}\0".encode() in (folder / "environ").read_bytes()
+            command = (folder / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+        if started_here and word in command:
+            found.append(command)
+    return found
 
 
 def test_directory_variables_and_functions_survive(shell: Shell) -> None:
@@ -86,11 +94,11 @@ def test_time_out_kills_the_group_and_children_in_sessions_of_their_own(
     shell: Shell, workspace: Path
 ) -> None:
     started = time.monotonic()
-    command = "setsid sleep 300 & echo $! > a; sleep 300 & echo $! > b; echo begun; sleep 300"
+    command = "setsid sleep 300 & sleep 300 & echo begun; sleep 300"
     result = shell.run(command, limit_s=1.0)
     assert time.monotonic() - started < 5
     assert result.output == "begun\n" and result.exit_code is None and "timed out after 1 s" in result.note
-    assert not any(alive(int((workspace / name).read_text())) for name in "ab")
+    assert not running(workspace, "sleep 300")
     assert run(shell, "echo fine") == "fine\n"
 
 
@@ -109,12 +117,11 @@ def test_background_children_do_not_hold_the_command(shell: Shell) -> None:
 
 
 def test_close_kills_everything_and_may_run_twice(shell: Shell, workspace: Path) -> None:
-    run(shell, "sleep 300 & echo $! > a; setsid nohup sleep 300 >/dev/null 2>&1 & echo $! > b")
-    pids = [int((workspace / name).read_text()) for name in "ab"]
-    assert all(map(alive, pids)), "the premise: both run"
+    run(shell, "sleep 300 & setsid nohup sleep 300 >/dev/null 2>&1 & sleep 0.3")
+    assert len(running(workspace, "sleep 300")) == 2, "the premise: both run"
     shell.close()
     shell.close()
-    assert not any(map(alive, pids))
+    assert not running(workspace)
 
 
 def test_secrets_and_proxies_stay_out(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +153,7 @@ from cuda_agent.sandbox.process import clean_env
 shell = Shell(Path({str(workspace)!r}), clean_env())
 threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
-    shell.run("sleep 300 & echo $! > pid; wait", limit_s=60)
+    shell.run("sleep 300 & wait", limit_s=60)
 except KeyboardInterrupt:
     print("interrupted", shell.run("echo alive", limit_s=5).output)
 shell.close()
@@ -155,7 +162,7 @@ shell.close()
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout.split() == ["interrupted", "alive"], done.stderr
-    assert not alive(int((workspace / "pid").read_text()))
+    assert not running(workspace)
 
 
 def test_a_workspace_that_is_gone_is_an_infrastructure_error(tmp_path: Path) -> None:
@@ -174,7 +181,7 @@ import os, signal
 from pathlib import Path
 from cuda_agent.agent.shell import Shell
 from cuda_agent.sandbox.process import clean_env
-print(Shell(Path({str(workspace)!r}), clean_env()).run("echo $$", limit_s=5).output, flush=True)
+Shell(Path({str(workspace)!r}), clean_env()).run("sleep 300 &", limit_s=5)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run(
@@ -182,6 +189,24 @@ os.kill(os.getpid(), signal.SIGKILL)
     )
     assert done.returncode == -signal.SIGKILL
     deadline = time.monotonic() + 5
-    while alive(pid := int(done.stdout)) and time.monotonic() < deadline:
+    while running(workspace) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not alive(pid) and pid != os.getpid()
+    assert not running(workspace)
+
+
+@pytest.mark.skipif(
+    isolation_as_ourselves() is Isolation.NONE, reason="this host forbids namespaces: nothing is hidden here"
+)
+def test_the_host_is_hidden_and_the_workspace_is_not(shell: Shell, workspace: Path, tmp_path: Path) -> None:
+    (tmp_path / "harness").write_text("x")
+    (workspace / "from_outside").write_text("x")
+    assert run(shell, f"cat {tmp_path}/harness").endswith("No such file or directory\n")
+    assert "denied" in run(shell, "cat /proc/1/environ") or os.getuid() != 0
+    assert run(shell, "ls /dev | grep -c nvidia") == "0\n"
+    assert (
+        run(shell, "cat /etc/shadow 2>/dev/null; mount -o remount,rw,bind /usr 2>/dev/null || echo no")
+        == "no\n"
+    )
+    assert run(shell, "touch /usr/x /etc/x 2>&1 | grep -c Read-only") == "2\n"
+    assert run(shell, "echo more >> from_outside && echo made > inside && ls") == "from_outside\ninside\n"
+    assert (workspace / "inside").stat().st_uid == os.getuid()

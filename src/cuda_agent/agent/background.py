@@ -23,7 +23,9 @@ class BackgroundCommand:
         InfrastructureError: it cannot be started.
     """
 
-    def __init__(self, command: str, *, cwd: Path, env: Mapping[str, str], keep_bytes: int) -> None:
+    def __init__(
+        self, command: str, *, workspace: Path, cwd: Path, env: Mapping[str, str], keep_bytes: int
+    ) -> None:
         self.command = command
         self._mark = uuid.uuid4().hex
         self._kept = HeadTail(keep_bytes)
@@ -34,7 +36,13 @@ class BackgroundCommand:
         nothing = os.open(os.devnull, os.O_RDONLY)
         try:
             self._process = start_bash(
-                ("-c", command), cwd=cwd, env=env, mark=self._mark, stdin=nothing, stdout=child_out
+                ("-c", command),
+                workspace=workspace,
+                cwd=cwd,
+                env=env,
+                mark=self._mark,
+                stdin=nothing,
+                stdout=child_out,
             )
         except BaseException:
             os.close(self._output)
@@ -97,9 +105,11 @@ class BackgroundCommands:
         self._commands: dict[str, BackgroundCommand] = {}
         self._numbers = itertools.count(1)
 
-    def start(self, command: str, *, cwd: Path, env: Mapping[str, str]) -> str:
+    def start(self, command: str, *, workspace: Path, cwd: Path, env: Mapping[str, str]) -> str:
         """Start a command; its id."""
-        started = BackgroundCommand(command, cwd=cwd, env=env, keep_bytes=self._keep_bytes)
+        started = BackgroundCommand(
+            command, workspace=workspace, cwd=cwd, env=env, keep_bytes=self._keep_bytes
+        )
         name = f"bash_{next(self._numbers)}"
         self._commands[name] = started
         return name

@@ -6,7 +6,7 @@ end means that the shell itself is gone.
 
 Covers: commands that kill the shell (``exit``, ``exec``), print without end, read stdin (empty), leave
 children behind, or run past their time. Then the shell starts anew and says that its state is lost.
-Does not cover: what a command does to files it may reach; isolation is the launcher's (sandbox.process).
+Does not cover: what a command does to the workspace; what else it sees is in docs/isolation.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from cuda_agent.agent.leftovers import MARK, kill_marked
 from cuda_agent.agent.output import HeadTail
 from cuda_agent.errors import InfrastructureError
 from cuda_agent.sandbox.process import Limits, Process, spawn
+from cuda_agent.sandbox.view import View
 
+_PROCESSES = 4096
+_TMP_BYTES = 4 << 30
 MAX_STREAM_BYTES = 64 * 2**20
 """A command that prints more than this is stopped."""
 
@@ -122,6 +125,7 @@ class Shell:
 def start_bash(
     arguments: tuple[str, ...],
     *,
+    workspace: Path,
     cwd: Path,
     env: Mapping[str, str],
     mark: str,
@@ -129,7 +133,7 @@ def start_bash(
     stdout: int,
     pass_fds: tuple[int, ...] = (),
 ) -> Process:
-    """Start bash, sandboxed and marked, stderr into stdout.
+    """Start bash, sandboxed and marked, stderr into stdout; of our folders it sees the workspace only.
 
     Raises:
         InfrastructureError: no bash, or the folder is gone.
@@ -141,7 +145,8 @@ def start_bash(
             ("bash", "--noprofile", "--norc", *arguments),
             cwd=cwd,
             env={**env, MARK: mark},
-            limits=Limits(),
+            limits=Limits(processes=_PROCESSES, tmp_bytes=_TMP_BYTES),
+            view=View(write=(workspace,), read=_judge_folder(env), own_user=False),
             pass_fds=pass_fds,
             stdin=stdin,
             stdout=stdout,
@@ -149,6 +154,12 @@ def start_bash(
         )
     except OSError as error:
         raise InfrastructureError(f"cannot start a shell in {cwd}: {error.strerror}") from None
+
+
+def _judge_folder(env: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where the judge's socket is, if one answers."""
+    address = env.get("CUDA_AGENT_SOCKET")
+    return (Path(address).parent,) if address else ()
 
 
 class _Live:
@@ -166,6 +177,7 @@ class _Live:
         try:
             self.process = start_bash(
                 (),
+                workspace=workspace,
                 cwd=workspace,
                 env=env,
                 mark=self._mark,

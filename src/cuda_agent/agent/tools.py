@@ -70,7 +70,10 @@ class ShellTools:
             env = self._shell.environment()
             folder = Path(env.get("PWD", self._workspace))
             name = self._background.start(
-                command, cwd=folder if folder.is_dir() else self._workspace, env=env
+                command,
+                workspace=self._workspace,
+                cwd=folder if folder.is_dir() else self._workspace,
+                env=env,
             )
             return f"started in the background as {name}"
         limit_s = max(0.1, min(timeout_s, self.limit_s, _MAX_COMMAND_S))

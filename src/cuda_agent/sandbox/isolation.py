@@ -27,8 +27,15 @@ class Isolation(StrEnum):
 @functools.cache
 def isolation() -> Isolation:
     """The best that works here."""
-    tried = (Isolation.ROOT, Isolation.USER) if os.geteuid() == 0 else (Isolation.USER,)
-    return next((mode for mode in tried if _works(mode)), Isolation.NONE)
+    if os.geteuid() == 0 and _works(Isolation.ROOT):
+        return Isolation.ROOT
+    return isolation_as_ourselves()
+
+
+@functools.cache
+def isolation_as_ourselves() -> Isolation:
+    """The best that works here for a process that stays our user."""
+    return Isolation.USER if _works(Isolation.USER) else Isolation.NONE
 
 
 def _works(mode: Isolation) -> bool:

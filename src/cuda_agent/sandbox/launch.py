@@ -34,7 +34,9 @@ else:
     import mounts
 
 PR_SET_PDEATHSIG = 1
+PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
+CAPABILITY_VERSION = 0x20080522
 NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000  # mount, uts, ipc, pid
 NEW_USER = 0x10000000
 NEW_NET = 0x40000000
@@ -58,7 +60,7 @@ def main() -> None:
     if spec["mode"] == "root":
         for path in (*spec["write"], *spec["owned"]):
             give(path, uid)
-    group = groups.make(spec["memory_bytes"], spec["processes"]) if spec["mode"] == "root" else None
+    group = groups.make(spec["memory_bytes"], spec["processes"]) if os.geteuid() == 0 else None
     if group is not None and not spec["limit_address_space"]:
         spec["memory_bytes"] = None
     reader, writer = os.pipe()
@@ -132,7 +134,7 @@ def wait_outside(init: int, reader: int, group: groups.Group | None, report_fd: 
     """
     signal.signal(signal.SIGTERM, lambda *_: os.kill(init, signal.SIGKILL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    for fd in (0, 1, 2):  # the program's pipes must end with it
+    for fd in {*range(3), *open_fds(reader, report_fd)}:  # the program's pipes must end with it
         close_quietly(fd)
     text = b""
     while data := os.read(reader, 64):
@@ -150,6 +152,11 @@ def wait_outside(init: int, reader: int, group: groups.Group | None, report_fd: 
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(os.WEXITSTATUS(status))
+
+
+def open_fds(*kept: int) -> list[int]:
+    """Descriptors that are open here, but for those named."""
+    return [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd not in kept]
 
 
 def report(fd: int, text: bytes) -> None:
@@ -213,11 +220,19 @@ def close_others(kept: int) -> None:
 
 
 def drop(spec: Spec, uid: int) -> None:
-    """Become the sandbox's user, without any privilege."""
+    """Become the sandbox's user, without any privilege.
+
+    In a user namespace of ours we could else undo its mounts; were we root, files of root would follow.
+    """
+    for capability in range(64):
+        LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     if spec["mode"] == "root":
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+    header, none = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    if LIBC.capset(header, none) != 0:
+        raise OSError(ctypes.get_errno(), "cannot give up capabilities")
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # changing the user cleared it
     if not spec["gpu"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -21,6 +21,16 @@ SYS_PIVOT_ROOT, SYS_MOUNT_SETATTR = 155, 442
 AT_FDCWD, AT_RECURSIVE, ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = -100, 0x8000, 1, 2, 4
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 KERNEL_KNOBS = ("sys", "sysrq-trigger", "irq", "bus", "fs")
+SECRETS = (
+    "/etc/shadow",
+    "/etc/shadow-",
+    "/etc/gshadow",
+    "/etc/gshadow-",
+    "/etc/sudoers",
+    "/etc/sudoers.d",
+    "/etc/ssh",
+    "/etc/ssl/private",
+)
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/sys")
 LIBC = ctypes.CDLL(None, use_errno=True)
 if os.uname().machine == "aarch64":
@@ -41,6 +51,8 @@ def build(spec: dict[str, Any]) -> None:
     pivot("/tmp", "/tmp/old")
     for path in SYSTEM:
         add_system(path)
+    for path in SECRETS:
+        hide(path)
     make_dev(spec)
     os.makedirs("/new/tmp")
     mount("tmpfs", "/new/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={spec['tmp_bytes']}")
@@ -81,6 +93,15 @@ def bind(path: str, readonly: bool) -> None:
         touch(target)
     mount(source, target, None, MS_BIND | MS_REC)
     lock(target, ATTR_NOSUID | ATTR_NODEV | (ATTR_RDONLY if readonly else 0))
+
+
+def hide(path: str) -> None:
+    """Put nothing in a path's place."""
+    target = "/new" + path
+    if os.path.isdir(target):
+        mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV | MS_RDONLY, "size=4k,mode=755")
+    elif os.path.exists(target):
+        mount("/old/dev/null", target, None, MS_BIND)
 
 
 def make_dev(spec: dict[str, Any]) -> None:

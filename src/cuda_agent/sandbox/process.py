@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from cuda_agent.sandbox.isolation import Isolation, isolation
+from cuda_agent.sandbox.isolation import Isolation, isolation, isolation_as_ourselves
 from cuda_agent.sandbox.view import View
 
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TERM", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "TMPDIR")
@@ -93,7 +93,9 @@ def spawn(
         OSError: the interpreter or the folder is missing.
     """
     limits = limits or Limits()
-    mode = isolation() if view is not None else Isolation.NONE
+    mode = Isolation.NONE
+    if view is not None:
+        mode = isolation() if view.own_user else isolation_as_ourselves()
     env = dict(env)
     if mode is not Isolation.NONE:
         env |= {"HOME": "/tmp", "TMPDIR": "/tmp"}
@@ -102,7 +104,7 @@ def spawn(
         **asdict(limits),
         **(view or View()).spec(env),
         "mode": str(mode),
-        "cwd": str(cwd) if view is None or cwd in view.write else "/tmp",
+        "cwd": str(cwd) if view is None or view.may_write(cwd) else "/tmp",
         "report_fd": writer,
     }
     launcher = [

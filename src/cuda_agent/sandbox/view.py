@@ -21,6 +21,8 @@ class View:
         owned: private folders shown read-only (given to its user, so that it can enter them).
         read: files and folders shown read-only.
         gpu: the device nodes of the GPU too.
+        own_user: run as a user of its own where that can be; else files stay ours, which is for folders
+            that we write too.
         user: name of a user shared by all sandboxes that name it; else each has a user of its own.
     """
 
@@ -28,7 +30,12 @@ class View:
     owned: tuple[Path, ...] = ()
     read: tuple[Path, ...] = ()
     gpu: bool = False
+    own_user: bool = True
     user: str = ""
+
+    def may_write(self, folder: Path) -> bool:
+        """Whether a folder of the host is one that the program may change."""
+        return any(folder.is_relative_to(path) for path in self.write)
 
     def spec(self, env: Mapping[str, str]) -> dict[str, Any]:
         """As the launcher reads it."""
@@ -51,6 +58,7 @@ def _runtime_paths() -> set[Path]:
     """The interpreter, its packages, and this package."""
     found = {Path(sys.prefix), Path(sys.base_prefix), Path(cuda_agent.__file__).parent}
     found |= {Path(path) for path in sys.path if path and _is_packages(Path(path))}
+    found |= {Path(os.environ["PYENV_ROOT"])} if "PYENV_ROOT" in os.environ else set()  # behind its shims
     return {path for path in found if not _is_too_wide(path)}
 
 
@@ -60,7 +68,7 @@ def _is_packages(path: Path) -> bool:
 
 def _search_paths(env: Mapping[str, str]) -> set[Path]:
     """Folders of programs and libraries, the toolkit's too."""
-    names = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
+    names = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH")
     found = {Path(item) for name in names for item in env.get(name, "").split(":") if item}
     return {path for path in found if path.is_absolute() and not _is_too_wide(path)}
 
