@@ -20,7 +20,12 @@ from candidates import KERNEL, TASK, write_candidate
 
 from cuda_agent.config import Device, JudgeConfig, Scope
 from cuda_agent.judge import JudgeSession, processes
+from cuda_agent.judge import session as judge_session
+from cuda_agent.judge.candidate import Candidate
+from cuda_agent.judge.failure_kind import FailureKind
+from cuda_agent.judge.processes import WorkerError
 from cuda_agent.result import Fault, Result
+from cuda_agent.sandbox import process as sandbox_process
 from cuda_agent.sandbox.isolation import Isolation, isolation
 from cuda_agent.workspace.snapshot import freeze
 
@@ -264,3 +269,29 @@ def test_a_full_disk_is_infrastructure(tiny_disk: Path, tmp_path: Path, variable
         assert "No space left" in result["infrastructure"]
     else:
         assert "No space left" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_device_that_fails_is_taken_out_of_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fall_off(_: Candidate) -> None:
+        raise WorkerError(FailureKind.CUDA_ERROR, "the device fell off the bus")
+
+    with JudgeSession(TASK, CONFIG) as session:
+        monkeypatch.setattr(Candidate, "settle", fall_off)
+        first = verify(session, tmp_path, KERNEL)
+        start = time.monotonic()
+        second = verify(session, tmp_path, KERNEL)
+    for result in (first, second):
+        assert (result.correct, result.reward, result.fault) == (None, None, None)
+        assert result.infrastructure is not None and "out of use" in result.infrastructure
+    assert "fell off the bus" in str(second.infrastructure) and time.monotonic() - start < 10
+
+
+def test_a_host_without_isolation_is_said_in_the_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (sandbox_process, judge_session):
+        monkeypatch.setattr(module, "isolation", lambda: Isolation.NONE)
+    monkeypatch.setattr(sandbox_process, "isolation_as_ourselves", lambda: Isolation.NONE)
+    with JudgeSession(TASK, CONFIG) as session:
+        result = verify(session, tmp_path, KERNEL)
+    assert result.correct is True and sum("namespaces" in note for note in result.notes) == 1

@@ -32,6 +32,7 @@ from cuda_agent.judge.symbols import scan_library
 from cuda_agent.judge.verify import Subject
 from cuda_agent.pool.lease import lease
 from cuda_agent.result import Fault, Result, Stage
+from cuda_agent.sandbox.isolation import Isolation, isolation
 from cuda_agent.sandbox.scratch import Scratch
 from cuda_agent.task import Task
 from cuda_agent.workspace.snapshot import Snapshot
@@ -42,6 +43,7 @@ _FAULT_KINDS = {
     FailureKind.ILLEGAL_ACCESS: Fault.ILLEGAL_ACCESS,
     FailureKind.CUDA_ERROR: Fault.CRASH,
 }
+_NOT_ISOLATED = "this host forbids namespaces: candidates ran with limits only (docs/isolation.md)"
 Say = Callable[[str], None]
 
 
@@ -72,6 +74,7 @@ class JudgeSession:
         self._compiler = Compiler(task, config, self.place, seed=self._seed)
         self._reference: Reference | None = None
         self._spare: Candidate | None = None
+        self._out_of_use = ""
         self.last_saved: Mapping[str, Any] | None = None
         self._verdict = Verdict(
             task_hash=task.hash,
@@ -106,9 +109,13 @@ class JudgeSession:
                 _log.error("%s", error)
                 result = Result(stage=Stage.BUILD, infrastructure=str(error))
         seconds = {**result.seconds, "total": time.monotonic() - start}
+        if isolation() is Isolation.NONE:
+            result = replace(result, notes=(*result.notes, _NOT_ISOLATED))
         return replace(self._verdict.stamp(result, snapshot.hash, scope), seconds=seconds)
 
     def _judge(self, snapshot: Snapshot, scope: Scope, folder: Path, say: Say) -> Result:
+        if self._out_of_use:
+            raise InfrastructureError(self._out_of_use)
         self._warm(scope)
         outcome = build(
             snapshot,
@@ -197,16 +204,24 @@ class JudgeSession:
         if spare is not None and not spare.is_alive():
             spare.close()
             spare = None
-        candidate = spare or Candidate(self._config, self.place)
-        try:
-            candidate.settle()
-        except (WorkerDied, WorkerError) as error:
-            candidate.close()
-            raise InfrastructureError(
-                f"a fresh worker cannot use {self.place.device}: {error}",
-                "Run `cuda-agent doctor`; a GPU that fails here may need a look by its owner.",
-            ) from None
-        return candidate
+        why = ""
+        for waiting in (spare, None):
+            candidate = waiting or Candidate(self._config, self.place)
+            try:
+                candidate.settle()
+            except (WorkerDied, WorkerError) as error:
+                candidate.close()
+                why = str(error)
+            else:
+                return candidate
+        raise self._lost(f"fresh workers cannot use it: {why}")
+
+    def _lost(self, why: str) -> InfrastructureError:
+        """The device is taken out of use: no later candidate of this judge is tried on it, or blamed."""
+        self._out_of_use = f"{self.place.device} is out of use since {why}"
+        return InfrastructureError(
+            self._out_of_use, "Run `cuda-agent doctor`; a GPU that fails may need a look by its owner."
+        )
 
     def _import_only(self, built: Built) -> Result:
         candidate = self._fresh_candidate()
@@ -231,8 +246,8 @@ class JudgeSession:
         try:
             probe.probe()
         except (WorkerDied, WorkerError) as error:
-            raise InfrastructureError(
-                f"{self.place.device} fails a known-good computation after a candidate's fault: {error}"
+            raise self._lost(
+                f"it fails a known-good computation after a candidate's fault: {error}"
             ) from None
         finally:
             probe.close()
