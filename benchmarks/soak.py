@@ -140,16 +140,14 @@ def _caller(kinds: list[Kind], tally: Tally, lock: threading.Lock) -> None:
 
 def _listing() -> dict[str, set[str]]:
     """What a judge may leave, by kind."""
-    groups = [str(path) for path in Path("/sys/fs/cgroup").glob("**/cuda-agent-*")]
-    scratch = [
-        str(path) for path in Path(tempfile.gettempdir()).glob("cuda-agent-scratch-*") if _is_ours(path)
-    ]
+    groups = [path for path in Path("/sys/fs/cgroup").glob("**/cuda-agent-*") if _is_orphan(path)]
     return {
         "processes": _marked(),
-        "scratch folders": set(scratch),
-        "shared memory": {path.name for path in Path("/dev/shm").glob("*")},
-        "control groups": set(groups),
-        "descriptors": {f"{sum(1 for _ in Path('/proc/self/fd').iterdir())} open"},
+        "temporary files": {str(path) for path in Path(tempfile.gettempdir()).iterdir()},
+        "shared memory": {path.name for path in Path("/dev/shm").iterdir()},
+        "control groups": {str(path) for path in groups},
+        "descriptors": {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+        - {f"/proc/{os.getpid()}/fd"},
         "GPU memory": _gpu_processes(),
     }
 
@@ -163,8 +161,9 @@ def _left_since(before: dict[str, set[str]], patience_s: float = 5.0) -> dict[st
         time.sleep(0.1)
 
 
-def _is_ours(path: Path) -> bool:
-    return path.stat().st_mtime > _STARTED
+def _is_orphan(group: Path) -> bool:
+    """Its launcher is dead: others' judges may run beside us."""
+    return not Path(f"/proc/{group.name.rpartition('-')[2]}").exists()
 
 
 def _marked() -> set[str]:
@@ -187,9 +186,6 @@ def _gpu_processes() -> set[str]:
     return set(done.stdout.split("\n")) - {""}
 
 
-_STARTED = time.time()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num", type=int, default=2000, help="candidates in all")
@@ -197,7 +193,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the order")
     parser.add_argument("--out", type=Path, help="write the tally here as JSON")
     options = parser.parse_args()
-    tally = soak(options.num, callers=options.callers, seed=options.seed)
+    with tempfile.TemporaryDirectory(prefix="soak-") as tempfile.tempdir:  # all of ours, and nobody else's
+        tally = soak(options.num, callers=options.callers, seed=options.seed)
     text = json.dumps({**asdict(tally), "clean": tally.is_clean()}, indent=1)
     print(text)
     if options.out is not None:

@@ -221,6 +221,7 @@ def _finish(job: _Job, folder: Path) -> str:
     output = job.log.read_text(encoding="utf-8", errors="replace")
     dependencies = Path(f"{job.step.output}.d")
     status = job.process.poll()
+    _check_launched(job.process, output)
     job.process.kill_group()
     job.log.unlink(missing_ok=True)
     try:
@@ -282,11 +283,17 @@ def _link(backend: Backend, objects: Sequence[Path], folder: Path, deadline: flo
     log.unlink(missing_ok=True)
     if status is None:
         raise _too_long(["linking"])
+    _check_launched(process, output)
     if status != 0:
         _check_disk(output, folder)
         _drop_broken(output, objects)
         raise _Failed(summarise(output, root=folder))
     return library
+
+
+def _check_launched(process: Process, output: str) -> None:
+    if not process.was_launched():
+        raise InfrastructureError(f"the sandbox of a compiler failed: {output.strip()[-300:]}", "")
 
 
 def _check_disk(output: str, folder: Path) -> None:

@@ -159,6 +159,8 @@ class WorkerProcess:
         tail = self._tail()
         out_of_memory = status is not None and self._process.ran_out_of_memory()
         self.close()
+        if not self._process.was_launched():
+            raise InfrastructureError(f"the sandbox of the {self.label} failed{tail}")
         if status is None or status >= 0:
             return WorkerDied(Fault.CRASH, f"the process ended by itself during {op!r}{tail}")
         name = signal.Signals(-status).name if -status in list(signal.Signals) else str(-status)

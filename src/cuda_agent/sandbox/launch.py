@@ -13,7 +13,6 @@ Covers and does not cover: docs/isolation.md.
 from __future__ import annotations
 
 import ctypes
-import errno
 import json
 import os
 import resource
@@ -37,11 +36,14 @@ PR_SET_PDEATHSIG = 1
 PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
 CAPABILITY_VERSION = 0x20080522
-NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000  # mount, uts, ipc, pid
+NEW_MOUNTS = 0x00020000
+NAMESPACES = 0x04000000 | 0x08000000 | 0x20000000  # uts, ipc, pid
 NEW_USER = 0x10000000
 NEW_NET = 0x40000000
 FIRST_UID, MANY_UIDS = 0x20000000, 1 << 22
 SMALL_UIDS = (20_000, 20_000)  # first and count, in containers with 65,536 users
+# What the launcher reports to sandbox.process: that the program was reached, and of what it died.
+LAUNCHED, OUT_OF_MEMORY, NOT_OUT_OF_MEMORY = b"L", b"O", b"N"
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -115,8 +117,7 @@ def enter(spec: Spec) -> None:
     uid, gid = os.getuid(), os.getgid()
     if spec["mode"] == "user":
         flags |= NEW_USER
-    if LIBC.unshare(flags) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    unshare(flags)
     if spec["mode"] == "user":
         for name, text in (
             ("setgroups", "deny"),
@@ -127,6 +128,12 @@ def enter(spec: Spec) -> None:
                 file.write(text)
 
 
+def unshare(flags: int) -> None:
+    """unshare(2), as an exception when it fails."""
+    if LIBC.unshare(flags) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
 def wait_outside(init: int, reader: int, group: groups.Group | None, report_fd: int) -> NoReturn:
     """Wait until all inside is dead, report how it ended, and end the same way.
 
@@ -134,8 +141,7 @@ def wait_outside(init: int, reader: int, group: groups.Group | None, report_fd: 
     """
     signal.signal(signal.SIGTERM, lambda *_: os.kill(init, signal.SIGKILL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    for fd in {*range(3), *open_fds(reader, report_fd)}:  # the program's pipes must end with it
-        close_quietly(fd)
+    close_all_but(reader, report_fd)  # the program's pipes must end with it
     text = b""
     while data := os.read(reader, 64):
         text += data
@@ -144,7 +150,7 @@ def wait_outside(init: int, reader: int, group: groups.Group | None, report_fd: 
     if group is not None:
         oom_kills = group.num_oom_kills()
         group.remove()
-        report(report_fd, b"oom" if oom_kills else b"no oom")
+        report(report_fd, OUT_OF_MEMORY if oom_kills else NOT_OUT_OF_MEMORY)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -152,11 +158,6 @@ def wait_outside(init: int, reader: int, group: groups.Group | None, report_fd: 
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(os.WEXITSTATUS(status))
-
-
-def open_fds(*kept: int) -> list[int]:
-    """Descriptors that are open here, but for those named."""
-    return [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd not in kept]
 
 
 def report(fd: int, text: bytes) -> None:
@@ -168,15 +169,6 @@ def report(fd: int, text: bytes) -> None:
             pass
 
 
-def close_quietly(fd: int) -> None:
-    """Close a descriptor that may be closed already."""
-    try:
-        os.close(fd)
-    except OSError as error:
-        if error.errno != errno.EBADF:
-            raise
-
-
 def run_init(spec: Spec, argv: list[str], uid: int, group: groups.Group | None, writer: int) -> NoReturn:
     """Process 1 inside: mounts, the program as its child, reaping. Does not return."""
     status = 127 << 8
@@ -184,17 +176,15 @@ def run_init(spec: Spec, argv: list[str], uid: int, group: groups.Group | None, 
         die_with_parent_outside()
         if group is not None:
             group.add(os.getpid())
+        unshare(NEW_MOUNTS)  # here, not outside: there the host's files and control groups are still needed
         mounts.build(spec)
         os.chdir(spec["cwd"])
         program = os.fork()
         if program == 0:
             os.close(writer)
-            close_quietly(spec["report_fd"])
             drop(spec, uid)
             become(spec, argv)
-        for fd in range(3):
-            close_quietly(fd)
-        close_others(writer)
+        close_all_but(writer)
         while True:
             pid, ended = os.wait()
             if pid == program:
@@ -213,10 +203,12 @@ def die_with_parent_outside() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-def close_others(kept: int) -> None:
-    """Close every descriptor but one: the program's channel must end with the program."""
-    os.closerange(3, kept)
-    os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+def close_all_but(*kept: int) -> None:
+    """Close every other descriptor."""
+    first = 0
+    for fd in (*sorted(fd for fd in kept if fd >= 0), resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+        os.closerange(first, fd)
+        first = fd + 1
 
 
 def drop(spec: Spec, uid: int) -> None:
@@ -236,6 +228,12 @@ def drop(spec: Spec, uid: int) -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # changing the user cleared it
     if not spec["gpu"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def close_on_exec(fd: int) -> None:
+    """The program must not inherit the descriptor."""
+    if fd >= 0:
+        os.set_inheritable(fd, False)
 
 
 def num_tasks() -> int:
@@ -261,6 +259,8 @@ def become(spec: Spec, argv: list[str]) -> NoReturn:
             value = spec[name] if hard == resource.RLIM_INFINITY else min(spec[name], hard)
             resource.setrlimit(number, (value, value))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    report(spec["report_fd"], LAUNCHED)
+    close_on_exec(spec["report_fd"])
     try:
         os.execvpe(argv[0], argv, os.environ)
     except OSError as error:

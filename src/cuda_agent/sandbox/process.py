@@ -142,6 +142,7 @@ class Process:
         self.pid = popen.pid
         self._contained = contained
         self._report: int | None = report
+        self._reported = b""
         self._oom_kills = _num_oom_kills()
 
     def poll(self) -> int | None:
@@ -156,16 +157,24 @@ class Process:
             return None
 
     def ran_out_of_memory(self) -> bool:
-        """Whether the kernel killed in it for want of memory; asked once, after its end.
+        """Whether the kernel killed in it for want of memory; asked after its end.
 
         Where no control group counts, a kill for want of memory anywhere on the machine counts.
         """
-        said = b""
+        said = self._told()
+        return b"O" in said or (b"N" not in said and _num_oom_kills() > self._oom_kills)
+
+    def was_launched(self) -> bool:
+        """Whether the program was reached; else the sandbox itself failed. Asked after its end."""
+        return b"L" in self._told()
+
+    def _told(self) -> bytes:
+        """What the launcher has reported (its LAUNCHED, OUT_OF_MEMORY, NOT_OUT_OF_MEMORY)."""
         if self._report is not None:
             os.set_blocking(self._report, False)
             with suppress(BlockingIOError):
-                said = os.read(self._report, 16)
-        return said == b"oom" or (not said and _num_oom_kills() > self._oom_kills)
+                self._reported += os.read(self._report, 16)
+        return self._reported
 
     def kill_group(self) -> None:
         """Kill all of it, reap it, and return when all are dead; may run twice."""
@@ -177,6 +186,7 @@ class Process:
             os.killpg(self.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self.popen.wait(_KILL_LIMIT_S)
+        self._told()
         if self._report is not None:
             os.close(self._report)
             self._report = None
