@@ -286,6 +286,7 @@ def test_a_device_that_fails_is_taken_out_of_use(tmp_path: Path, monkeypatch: py
     assert "fell off the bus" in str(second.infrastructure) and time.monotonic() - start < 10
 
 
+@pytest.mark.slow
 def test_a_host_without_isolation_is_said_in_the_notes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
