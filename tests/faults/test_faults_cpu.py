@@ -108,6 +108,9 @@ def test_faults_of_a_candidate_cost_that_candidate_only(session: JudgeSession, t
     daemon = f"static int once = 0; if (!once++) {{ {daemon} }}"
     assert verify(session, tmp_path / "daemon", kernel(daemon, SYSTEM_CALL)).infrastructure is None
     assert verify(session, tmp_path / "honest", KERNEL).correct is True
+    session.close()
+    shared = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert not any("memfd:cuda-agent" in str(path.readlink()) for path in shared)
 
 
 @isolated

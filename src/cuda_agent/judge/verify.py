@@ -125,9 +125,13 @@ class Checker:
         if must_be_finite and not expected.finite:
             expected.close()
             return None
-        block = self._input_block(slot, drawn)
-        produced = subject.candidate.run(slot, block, drawn.plan, room=expected.plan, hold=hold)
-        report = self._judge_call(name, drawn, block, expected, produced)
+        try:
+            block = self._input_block(slot, drawn)
+            produced = subject.candidate.run(slot, block, drawn.plan, room=expected.plan, hold=hold)
+            report = self._judge_call(name, drawn, block, expected, produced)
+        except BaseException:  # a fault of the candidate above all: its memory must not outlive it
+            expected.close()
+            raise
         if not report.ok:
             self.last_failure = _failure(name, drawn, expected, produced)
         self._remember(expected)
@@ -266,8 +270,10 @@ def public_checks(
     total = max(num_draws, len(reference.weights))
     for index in range(total):
         drawn = reference.draw(case=index % len(reference.weights))
-        report = checker.check(f"check {index + 1}/{total}", drawn, slot=f"in{index % 2}")
-        drawn.close()
+        try:
+            report = checker.check(f"check {index + 1}/{total}", drawn, slot=f"in{index % 2}")
+        finally:
+            drawn.close()
         if report is not None:
             say(f"[{'PASS' if report.ok else 'FAIL'}] check {index + 1}/{total}" + _reason(report))
         yield report
