@@ -166,7 +166,23 @@ class Reference:
             check: also require that the reference is a function of its inputs.
         """
         self._map({"in": drawn.block})
-        answer, fds = self._ask("run", plan=drawn.plan, slot="in", float64=float64, check=check)
+        return self._expected(*self._ask("run", plan=drawn.plan, slot="in", float64=float64, check=check))
+
+    def construct_other(self, seed: int) -> bool:
+        """Build a second model, its weights from another seed, for :meth:`run_other`.
+
+        Returns:
+            Whether its ``state_dict`` is the first one's all the same.
+        """
+        answer, _ = self._ask("construct_other", seed=seed)
+        return bool(answer["same"])
+
+    def run_other(self, drawn: Drawn) -> Expected:
+        """What the model of other weights gives (:meth:`construct_other`), in eager."""
+        self._map({"in": drawn.block})
+        return self._expected(*self._ask("run", plan=drawn.plan, slot="in", float64=False, other=True))
+
+    def _expected(self, answer: Mapping[str, Any], fds: Sequence[int]) -> Expected:
         plan, block = open_block(answer, fds, device=self._place.device)
         tree = exchange.read(plan, block, copy=False)
         return Expected(

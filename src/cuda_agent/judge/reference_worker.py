@@ -42,10 +42,12 @@ class ReferenceWorker(Worker):
         self.module: Any = None
         self.model: Any = None
         self.compiled: Any = None
+        self.other: Any = None
         self.transport = "host"
         self.pending: exchange.Block | None = None
         self.handlers |= {
             "load": self._load,
+            "construct_other": self._construct_other,
             "set_state": self._set_state,
             "draw": self._draw,
             "run": self._run,
@@ -90,6 +92,14 @@ class ReferenceWorker(Worker):
             raise Refused(FailureKind.TASK, "Model is not an nn.Module")
         return model.eval().to(self.device)
 
+    def _construct_other(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A second model, its weights from another seed; ``run`` uses it where asked for ``other``."""
+        init_inputs = _call(self.module, "get_init_inputs")
+        torch.manual_seed(message["seed"])
+        self.other = self._construct(init_inputs)
+        ours, theirs = self.model.state_dict(), self.other.state_dict()
+        return {"same": ours.keys() == theirs.keys() and all(_same(ours[k], theirs[k]) for k in ours)}
+
     def _set_state(self, message: Mapping[str, Any]) -> dict[str, Any]:
         state = exchange.read(message["plan"], self.slots["state"], device=self.device)
         self.model.load_state_dict(state, strict=True)
@@ -129,7 +139,7 @@ class ReferenceWorker(Worker):
         """Eager and float64 outputs for the inputs in a slot; the inputs are left as they are."""
         inputs = exchange.read(message["plan"], self.slots[message["slot"]], device=self.device)
         before = torch.random.get_rng_state(), _cuda_rng(self.device)
-        outputs = self._forward(inputs)
+        outputs = self._forward(inputs, self.other if message.get("other") else self.model)
         if message.get("check"):
             _check_outputs(outputs)
             self._check_function(message, before, outputs)
@@ -155,9 +165,9 @@ class ReferenceWorker(Worker):
         finite = all(bool(torch.isfinite(leaf).all()) for leaf in exchange.leaves(outputs))
         return {"plan": plan, "finite": finite, "why64": why64, **self._publish(tree, plan)}
 
-    def _forward(self, inputs: Any) -> Any:
+    def _forward(self, inputs: Any, model: Any) -> Any:
         try:
-            return self.model(*inputs)
+            return model(*inputs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  task code may raise anything
@@ -168,7 +178,8 @@ class ReferenceWorker(Worker):
         after = torch.random.get_rng_state(), _cuda_rng(self.device)
         if not (torch.equal(before[0], after[0]) and _equal_or_none(before[1], after[1])):
             raise Refused(FailureKind.RANDOM, "the reference draws random numbers in eval mode")
-        again = self._forward(exchange.read(message["plan"], self.slots[message["slot"]], device=self.device))
+        inputs = exchange.read(message["plan"], self.slots[message["slot"]], device=self.device)
+        again = self._forward(inputs, self.model)
         for first, second in zip(exchange.leaves(outputs), exchange.leaves(again), strict=True):
             if not _close(first, second):
                 raise Refused(FailureKind.RANDOM, "two calls of the reference on one input disagree")
