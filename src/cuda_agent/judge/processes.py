@@ -74,9 +74,19 @@ class WorkerProcess:
         env: added to the clean environment.
         label: for messages.
         view: what it sees beside the scratch folder.
+        large_blocks: it makes shared memory as large as this machine's memory holds (which the kernel counts
+            as a file), not only small ones.
     """
 
-    def __init__(self, script: str, *, env: Mapping[str, str], label: str, view: View | None = None) -> None:
+    def __init__(
+        self,
+        script: str,
+        *,
+        env: Mapping[str, str],
+        label: str,
+        view: View | None = None,
+        large_blocks: bool = False,
+    ) -> None:
         view = view or View()
         self.label = label
         self._folder = Scratch()
@@ -96,7 +106,7 @@ class WorkerProcess:
                 cwd=self.scratch,
                 env=clean_env({**env, "HOME": str(self.scratch), "TMPDIR": str(self.scratch)}),
                 limits=Limits(
-                    file_bytes=_FILE_LIMIT_BYTES,
+                    file_bytes=_memory_bytes() if large_blocks else _FILE_LIMIT_BYTES,
                     tmp_bytes=_TMP_BYTES,
                     processes=512 + 64 * (os.cpu_count() or 1),  # threads count too
                     memory_bytes=_memory_bytes(),

@@ -96,6 +96,7 @@ class Reference:
             "reference_worker.py",
             env=place.worker_env(config, inductor_key=key),
             label="torch.compile baseline" if inductor else "reference runner",
+            large_blocks=True,  # inputs, and outputs in two precisions
             view=View(
                 write=(cache,) if inductor else (),
                 read=tuple(Path(path) for path in task.search_path),
