@@ -20,6 +20,7 @@ LAYERS = (
     ("agent",),
     ("runs",),
     ("api", "inspection"),
+    ("evals",),
     ("cli",),
     ("__main__",),
 )

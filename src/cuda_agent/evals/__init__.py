@@ -1,0 +1,1 @@
+"""Evaluation: tasksets run through agent and judge, metrics, reports."""
