@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import cuda_agent
-from cuda_agent.cli import inspect_commands, judge_command, optimize_command
+from cuda_agent.cli import admit_command, inspect_commands, judge_command, optimize_command
 
 app = typer.Typer(
     name="cuda-agent",
@@ -42,6 +42,7 @@ def root(
 app.command()(optimize_command.optimize)
 app.command()(optimize_command.demo)
 app.command()(judge_command.judge)
+app.command()(admit_command.admit)
 app.command()(inspect_commands.explain)
 app.command()(inspect_commands.compare)
 app.command()(inspect_commands.export)
