@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 
 from cuda_agent.evals.metrics_estimators import (
     best_at_k,
-    bootstrap,
     fast_p,
     geomean,
     is_faster,
     pass_at_k,
-    percentile_interval,
 )
 
 
@@ -67,35 +64,3 @@ def test_fast_p_counts_wrong_tasks_in_the_denominator() -> None:
     assert fast_p(speedups, 1) == 0.5
     assert fast_p(speedups, 2) == 0.0
     assert fast_p([], 1) is None
-
-
-def mean(groups: object) -> float:
-    values = [v for g in groups for v in g]  # type: ignore[attr-defined]
-    return sum(values) / len(values)
-
-
-def test_bootstrap_of_a_mean_has_the_width_of_the_normal_interval() -> None:
-    groups = [[float(i % 2)] for i in range(400)]
-    interval = bootstrap(groups, mean)
-    assert interval is not None
-    half = 1.96 * math.sqrt(0.25 / 400)
-    assert interval.low == pytest.approx(0.5 - half, abs=0.01)
-    assert interval.high == pytest.approx(0.5 + half, abs=0.01)
-
-
-def test_bootstrap_draws_samples_inside_a_task() -> None:
-    # All spread lies inside the tasks: drawing tasks alone would give an interval of no width.
-    interval = bootstrap([[0.0, 1.0]] * 50, mean)
-    assert interval is not None
-    assert interval.high - interval.low > 0.1
-
-
-def test_bootstrap_of_one_task_has_no_interval() -> None:
-    assert bootstrap([[1.0, 2.0]], mean) is None
-
-
-def test_percentile_interval_is_linear_between_ranks() -> None:
-    interval = percentile_interval([float(i) for i in range(101)])
-    assert interval is not None
-    assert (interval.low, interval.high) == (pytest.approx(2.5), pytest.approx(97.5))
-    assert percentile_interval([]) is None

@@ -1,16 +1,11 @@
-"""Estimators over plain numbers: no records, no files, no clock. A fixed seed gives a fixed answer."""
+"""Estimators over plain numbers: no records, no files, no clock."""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import TypeVar
-
-T = TypeVar("T")
-NUM_RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -83,48 +78,3 @@ def fast_p(speedups: Sequence[float | None], p: float) -> float | None:
     if not speedups:
         return None
     return sum(1 for s in speedups if s is not None and s > p) / len(speedups)
-
-
-def bootstrap(
-    groups: Sequence[Sequence[T]],
-    statistic: Callable[[Sequence[Sequence[T]]], float | None],
-    *,
-    seed: int = 0,
-    num_resamples: int = NUM_RESAMPLES,
-) -> Interval | None:
-    """Hierarchical bootstrap: tasks are drawn with replacement, then the samples in each drawn task.
-
-    Args:
-        groups: samples by task; a task with one sample keeps it.
-        statistic: of such groups; ``None`` where it is not defined (those resamples are left out).
-        seed: of the resampling.
-        num_resamples: how many.
-
-    Returns:
-        ``None`` with fewer than two tasks, or where no resample has the statistic.
-    """
-    if len(groups) < 2:
-        return None
-    draw = random.Random(seed)
-    found = []
-    for _ in range(num_resamples):
-        chosen = draw.choices(groups, k=len(groups))
-        resampled = [g if len(g) < 2 else draw.choices(g, k=len(g)) for g in chosen]
-        if (value := statistic(resampled)) is not None:
-            found.append(value)
-    return percentile_interval(found)
-
-
-def percentile_interval(values: Sequence[float]) -> Interval | None:
-    """The middle 95 % of resampled values, linear between ranks; ``None`` of no values."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return Interval(_quantile(ordered, 0.025), _quantile(ordered, 0.975))
-
-
-def _quantile(ordered: Sequence[float], q: float) -> float:
-    position = q * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
