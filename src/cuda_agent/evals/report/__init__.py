@@ -1,0 +1,1 @@
+"""The report of evaluations: a text table, JSON, one HTML page."""
