@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import cuda_agent
-from cuda_agent.cli import admit_command, inspect_commands, judge_command, optimize_command
+from cuda_agent.cli import admit_command, inspect_commands, judge_command, optimize_command, report_command
 
 app = typer.Typer(
     name="cuda-agent",
@@ -48,3 +48,4 @@ app.command()(inspect_commands.compare)
 app.command()(inspect_commands.export)
 app.command()(inspect_commands.doctor)
 app.command()(inspect_commands.new)
+app.command()(report_command.report)

@@ -1,1 +1,1 @@
-"""Evaluation: tasksets run through agent and judge, metrics, reports."""
+"""Evaluation: a policy over a taskset, through the agent and the judge (docs/evaluation.md)."""

@@ -1,0 +1,134 @@
+"""The numbers of a report: one row a set of tasks, with the lines that must stand beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from cuda_agent.evals.metrics import MARGIN, Summary, score, summarise
+from cuda_agent.evals.metrics_bootstrap import mean_over_tasks
+from cuda_agent.evals.metrics_estimators import is_faster
+from cuda_agent.evals.metrics_records import EvalRun, EvalTask, Pick
+
+
+class Kept(StrEnum):
+    """Whether degenerate tasks (a trivial answer passes as correct) are in the set."""
+
+    ALL = "all tasks"
+    SOUND = "without degenerate"
+
+
+@dataclass(frozen=True)
+class BaselineLine:
+    """What a baseline reaches on the same tasks without any kernel of the policy's.
+
+    Attributes:
+        name: "settings only" or "max-autotune".
+        num_tasks: tasks on which it was measured.
+        faster_eager, faster_compile, faster5_eager, faster5_compile: shares of all tasks of the set.
+        geomean_eager, geomean_compile: over tasks on which it was measured.
+    """
+
+    name: str
+    num_tasks: int
+    faster_eager: float | None
+    faster5_eager: float | None
+    faster_compile: float | None
+    faster5_compile: float | None
+    geomean_eager: float | None
+    geomean_compile: float | None
+
+
+@dataclass(frozen=True)
+class Section:
+    """One row of the report's table.
+
+    Attributes:
+        run, subset, kept, pick: what it is about; subset is "overall" or "level N".
+        kernel_time: speed-ups by summed kernel time.
+    """
+
+    run: str
+    subset: str
+    kept: Kept
+    pick: Pick
+    kernel_time: bool
+    summary: Summary
+    lines: tuple[BaselineLine, ...]
+
+
+def contract(run: EvalRun) -> dict[str, str]:
+    """Track, precision, device, versions: what every number of a run stands under."""
+    settings, result = run.settings, next((a.best for a in run.attempts if a.best and a.best.device), None)
+    versions: Mapping[str, Any] = settings.get("versions") or (result.versions if result else {})
+    device = settings.get("device_name") or (result.device if result else None) or settings.get("device")
+    return {
+        "policy": str(settings.get("policy", "unknown")),
+        "track": str(settings.get("track") or (result.track if result else "unknown")),
+        "precision": str(settings.get("precision") or (result.precision if result else "unknown")),
+        "device": str(device or "unknown"),
+        "versions": ", ".join(f"{k} {v}" for k, v in sorted(versions.items())) or "unknown",
+    }
+
+
+def sections(run: EvalRun) -> list[Section]:
+    """Every row of a run: overall and by level, with and without degenerate tasks, best and last."""
+    paper = contract(run)["track"] == "paper"
+    rows = []
+    for subset, tasks in subsets(run.tasks).items():
+        for kept, chosen in _kept(tasks).items():
+            lines = tuple(baseline_line(name, chosen) for name in ("settings_only", "max_autotune"))
+            for pick, kernel in [(p, k) for k in ((False, True) if paper else (False,)) for p in Pick]:
+                summary = summarise(score(run, chosen, pick=pick, kernel_time=kernel))
+                rows.append(Section(run.name, subset, kept, pick, kernel, summary, lines))
+    return rows
+
+
+def subsets(tasks: Sequence[EvalTask]) -> dict[str, list[EvalTask]]:
+    """All tasks, then those of each level where there is more than one."""
+    levels = sorted({t.level for t in tasks if t.level is not None})
+    found = {"overall": list(tasks)}
+    if len(levels) > 1:
+        found |= {f"level {level}": [t for t in tasks if t.level == level] for level in levels}
+    return found
+
+
+def _kept(tasks: Sequence[EvalTask]) -> dict[Kept, list[EvalTask]]:
+    found = {Kept.ALL: list(tasks)}
+    if any(t.is_degenerate is not None for t in tasks):
+        found[Kept.SOUND] = [t for t in tasks if not t.is_degenerate]
+    return found
+
+
+def baseline_line(name: str, tasks: Sequence[EvalTask]) -> BaselineLine:
+    """The row of a baseline: ``name`` is its key in the tasks' baselines, without ``_us``."""
+    ratios = {b: _ratios(tasks, b, name) for b in ("eager", "compile")}
+    return BaselineLine(
+        name=name.replace("max_autotune", "max-autotune").replace("_", " "),
+        num_tasks=sum(t.baseline_us(name) is not None for t in tasks),
+        faster_eager=_share(ratios["eager"], 0.0),
+        faster5_eager=_share(ratios["eager"], MARGIN),
+        faster_compile=_share(ratios["compile"], 0.0),
+        faster5_compile=_share(ratios["compile"], MARGIN),
+        geomean_eager=_geomean(ratios["eager"]),
+        geomean_compile=_geomean(ratios["compile"]),
+    )
+
+
+def _ratios(tasks: Sequence[EvalTask], top: str, bottom: str) -> list[float | None]:
+    pairs = [(t.baseline_us(top), t.baseline_us(bottom)) for t in tasks]
+    return [a / b if a is not None and b is not None else None for a, b in pairs]
+
+
+def _share(ratios: Sequence[float | None], margin: float) -> float | None:
+    if not any(r is not None for r in ratios):
+        return None
+    return sum(r is not None and is_faster(r, margin) for r in ratios) / len(ratios)
+
+
+def _geomean(ratios: Sequence[float | None]) -> float | None:
+    mean = mean_over_tasks([[None if r is None else math.log(r)] for r in ratios])
+    return None if mean is None else math.exp(mean)
