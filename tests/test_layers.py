@@ -20,7 +20,7 @@ LAYERS = (
     ("agent",),
     ("runs",),
     ("api", "inspection"),
-    ("evals",),
+    ("evals", "synthesis"),
     ("cli",),
     ("__main__",),
 )

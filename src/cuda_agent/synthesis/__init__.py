@@ -1,0 +1,1 @@
+"""Tasks made by machine: seeds mined, composed, filtered by execution, decontaminated, exported."""

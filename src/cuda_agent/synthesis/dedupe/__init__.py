@@ -1,0 +1,1 @@
+"""What makes two tasks the same: similar sources, equal graphs; near-duplicates, splits and caps."""
