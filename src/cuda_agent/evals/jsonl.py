@@ -1,4 +1,4 @@
-"""JSON lines that only grow: a line is on disk before the next, and what a killed writer left is passed over."""
+"""JSON lines that only grow: a line is on disk before the next; what a killed writer left is passed over."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cuda_agent.errors import InfrastructureError, UsageError
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one object; a torn last line is closed first, so that it spoils nothing but itself.
+    """Append one object; a last line that a kill left torn is cut off first.
 
     Raises:
         InfrastructureError: the file cannot be written.
@@ -21,10 +21,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
     line = json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     try:
         with path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    line = b"\n" + line
+            _mend(file)
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
@@ -53,3 +50,21 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(record, dict):
             yield record
+
+
+def _mend(file: BinaryIO) -> None:
+    """Cut off a last line that is no object; end one that lacks only its line break."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return
+    file.seek(-1, os.SEEK_END)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    data = file.read()
+    start = data.rfind(b"\n") + 1
+    try:
+        json.loads(data[start:])
+    except ValueError:
+        file.truncate(start)
+    else:
+        file.write(b"\n")

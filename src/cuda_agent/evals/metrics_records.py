@@ -82,8 +82,12 @@ class EvalAttempt:
     Attributes:
         id, sample: task, and which of its samples.
         best, last: verdict on the best version of the trajectory, and on the one it ended with.
+        judge_calls, judged: judgements in all, and by scope (build, verify, profile, full).
         cost_usd: ``None`` where no price is known.
         infrastructure: why our own side failed, if it did.
+        task_error: why the reference cannot be judged here, if it cannot.
+        detail: a line on the ending.
+        words: the policy's last words, cut.
     """
 
     id: str
@@ -98,6 +102,10 @@ class EvalAttempt:
     seconds: float = 0.0
     cost_usd: float | None = None
     infrastructure: str | None = None
+    judged: Mapping[str, int] = field(default_factory=dict)
+    task_error: str | None = None
+    detail: str = ""
+    words: str = ""
 
     def result(self, pick: Pick) -> Result | None:
         """The verdict that counts."""
