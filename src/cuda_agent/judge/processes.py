@@ -70,22 +70,24 @@ class WorkerProcess:
     The folder is the judge's to fill; where there are namespaces the worker sees it read-only.
 
     Args:
-        script: in this folder.
+        script: in this folder, or a path.
         env: added to the clean environment.
         label: for messages.
         view: what it sees beside the scratch folder.
         large_blocks: it makes shared memory as large as this machine's memory holds (which the kernel counts
             as a file), not only small ones.
+        memory_bytes: it may use; nearly all of this machine's when left out.
     """
 
     def __init__(
         self,
-        script: str,
+        script: str | Path,
         *,
         env: Mapping[str, str],
         label: str,
         view: View | None = None,
         large_blocks: bool = False,
+        memory_bytes: int | None = None,
     ) -> None:
         view = view or View()
         self.label = label
@@ -100,7 +102,7 @@ class WorkerProcess:
                     "-P",
                     "-s",
                     "-B",
-                    str(Path(__file__).with_name(script)),
+                    str(Path(__file__).parent / script),
                     str(theirs.fileno()),
                 ],
                 cwd=self.scratch,
@@ -109,7 +111,7 @@ class WorkerProcess:
                     file_bytes=_memory_bytes() if large_blocks else _FILE_LIMIT_BYTES,
                     tmp_bytes=_TMP_BYTES,
                     processes=512 + 64 * (os.cpu_count() or 1),  # threads count too
-                    memory_bytes=_memory_bytes(),
+                    memory_bytes=memory_bytes or _memory_bytes(),
                 ),
                 view=replace(view, owned=(*view.owned, self.scratch)),
                 pass_fds=[theirs.fileno()],
