@@ -149,7 +149,9 @@ def plain_messages(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> li
     plain: list[dict[str, str]] = []
     for message in messages:
         if message.role is Role.SYSTEM:
-            content, role = f"{message.content}\n\n{instructions(tools)}", "system"
+            content, role = message.content, "system"
+            if tools:
+                content = f"{content}\n\n{instructions(tools)}"
         elif message.role is Role.ASSISTANT:
             content, role = render_answer(message) or "(no words)", "assistant"
         else:

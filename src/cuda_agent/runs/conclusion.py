@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from cuda_agent.config import Scope
+from cuda_agent.config import JudgeConfig, Scope
 from cuda_agent.errors import CudaAgentError
 from cuda_agent.judge.entry import judge
 from cuda_agent.result import Result, Stage
@@ -12,6 +12,7 @@ from cuda_agent.runs.episode import Episode
 from cuda_agent.runs.reporting import Reporter
 from cuda_agent.runs.run_folder import RunFolder, writing
 from cuda_agent.runs.settings import Prepared
+from cuda_agent.task import Task
 from cuda_agent.trajectory import Ending
 from cuda_agent.workspace.snapshot import Snapshot, freeze
 
@@ -58,6 +59,20 @@ def save_candidate(snapshot: Snapshot, folder: RunFolder) -> None:
         part.rename(folder.candidate)
 
 
+def nothing_written(task: Task, contract: JudgeConfig, words: str) -> Result:
+    """The verdict on a policy that left no candidate; ``words`` are its last."""
+    return Result(
+        stage=Stage.BUILD,
+        correct=False,
+        reward=-1,
+        detail=f"no candidate was written. {words}".strip(),
+        track=str(contract.track),
+        precision=str(contract.precision),
+        reference="task",
+        task_hash=task.hash,
+    )
+
+
 class _Conclusion:
     def __init__(self, episode: Episode, prepared: Prepared, folder: RunFolder, reporter: Reporter) -> None:
         self._episode, self._prepared, self._folder, self._reporter = episode, prepared, folder, reporter
@@ -72,7 +87,9 @@ class _Conclusion:
         if chosen is None and ending in _FAILED:
             return None
         if chosen is None:
-            result = self._nothing_written()
+            result = nothing_written(
+                self._prepared.task, self._prepared.settings.judge, self._episode.words()
+            )
         else:
             save_candidate(chosen, self._folder)
             how = "fastest verified" if best else "final, unverified"
@@ -118,17 +135,4 @@ class _Conclusion:
             scope=scope,
             progress=self._reporter.say if aloud else None,
             snapshot=snapshot,
-        )
-
-    def _nothing_written(self) -> Result:
-        contract = self._prepared.settings.judge
-        return Result(
-            stage=Stage.BUILD,
-            correct=False,
-            reward=-1,
-            detail=f"no candidate was written. {self._episode.words()}".strip(),
-            track=str(contract.track),
-            precision=str(contract.precision),
-            reference="task",
-            task_hash=self._prepared.task.hash,
         )

@@ -84,15 +84,32 @@ def system_prompt() -> str:
 
 def task_prompt(backend: str, *, track: Track, precision: Precision) -> str:
     """Second message of an episode: what is asked, and where to start."""
+    values = _task_values(backend, track, precision)
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], _read("shared/task.md")).strip()
+
+
+def single_turn_prompt(backend: str, *, track: Track, precision: Precision, skill: str, code: str) -> str:
+    """The one message of a single-turn answer: no tools, no feedback, files in the answer's text.
+
+    Args:
+        backend: ``cpu`` or ``cuda``.
+        track, precision: the contract judged under.
+        skill: SKILL.md of the workspace.
+        code: source of the reference.
+    """
+    values = {**_task_values(backend, track, precision), "SKILL": skill.strip(), "MODEL": code.strip()}
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], _shared("single_turn"))
+
+
+def _task_values(backend: str, track: Track, precision: Precision) -> dict[str, str]:
     contract = f"track `{track}`"
     if track is Track.MATCHED:
         contract += f", precision `{precision}`"
-    values = {
+    return {
         "KIND": "CUDA" if backend == "cuda" else "C++ (CPU)",
         "SUFFIX": "cu" if backend == "cuda" else "cpp",
         "CONTRACT": contract,
     }
-    return _PLACEHOLDER.sub(lambda match: values[match[1]], _read("shared/task.md")).strip()
 
 
 def _shared(name: str) -> str:

@@ -92,7 +92,7 @@ class ChatPolicy:
 
     def _ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Answer:
         num_answers = sum(message.role is Role.ASSISTANT for message in messages)
-        native = self._native
+        native = self._native or not tools
 
         def read(data: Any) -> Answer:
             return read_answer(
@@ -106,9 +106,10 @@ class ChatPolicy:
     def _request(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Mapping[str, Any]:
         options = self._options
         request: dict[str, Any] = {"model": self._model}
-        if self._native:
+        if self._native or not tools:
             request["messages"] = native_messages(messages, keep_reasoning=options.keep_reasoning)
-            request["tools"] = tool_payload(tools)
+            if tools:  # endpoints refuse an empty list
+                request["tools"] = tool_payload(tools)
         else:
             request["messages"] = plain_messages(without_thoughts(messages), tools)
         for name in ("temperature", "top_p", "seed"):
