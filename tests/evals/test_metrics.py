@@ -83,6 +83,7 @@ def test_infrastructure_is_no_failure_and_is_shown() -> None:
         Verdict.CHEAT: 1,
         Verdict.NO_CANDIDATE: 2,
         Verdict.INFRASTRUCTURE: 1,
+        Verdict.TASK_ERROR: 0,
     }
     assert (found.num_tasks, found.num_scored) == (5, 4)
     assert found.estimates["pass"].value == 0.25

@@ -44,7 +44,11 @@ def folder(tmp_path: Path) -> Path:
     ]
     root = tmp_path / "run"
     root.mkdir()
-    (root / "eval.json").write_text(json.dumps({"policy": "playbook", "track": "matched"}))
+    (root / "eval.json").write_text(
+        json.dumps(
+            {"taskset": "t", "taskset_hash": "0", "policy": "playbook", "device": None, "track": "matched"}
+        )
+    )
     (root / "tasks.jsonl").write_text("".join(json.dumps(t) + "\n" for t in tasks))
     (root / "attempts.jsonl").write_text("".join(json.dumps(a) + "\n" for a in attempts) + '{"id": "level')
     return root
@@ -72,4 +76,4 @@ def test_a_folder_that_is_no_evaluation_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["report", str(tmp_path)]) == 2
-    assert "is no evaluation" in capsys.readouterr().err
+    assert "is no run of cuda-agent eval" in capsys.readouterr().err

@@ -13,11 +13,20 @@ from cuda_agent.cli.options import JsonOption
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders that cuda-agent eval wrote.")],
     *,
+    out: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page here.")] = None,
     json_: JsonOption = False,
 ) -> None:
     """Report one evaluation, or several side by side."""
     from cuda_agent.evals.report.reading import read_run
     from cuda_agent.evals.report.text import json_report, text_report
 
-    read = [read_run(run) for run in runs]
-    typer.echo(json_report(read) if json_ else text_report(read), nl=json_)
+    read = {run: read_run(run) for run in runs}
+    if out is not None:
+        from cuda_agent.evals.report.page import html_report
+        from cuda_agent.runs.run_folder import write_text
+
+        write_text(out, html_report(read))
+    every = list(read.values())
+    typer.echo(json_report(every) if json_ else text_report(every), nl=json_)
+    if out is not None:
+        typer.echo(f"page: {out}", err=True)

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 
 from cuda_agent.evals.metrics_bootstrap import draw, interval, mean_over_tasks, resampled_means
 from cuda_agent.evals.metrics_estimators import Interval, best_at_k, is_faster, pass_at_k
-from cuda_agent.evals.metrics_records import Baseline, EvalAttempt, EvalRun, EvalTask, Pick, Verdict
+from cuda_agent.evals.metrics_records import (
+    UNCOUNTED,
+    Baseline,
+    EvalAttempt,
+    EvalRun,
+    EvalTask,
+    Pick,
+    Verdict,
+)
 from cuda_agent.result import Result
 
 MARGIN = 0.05
@@ -212,7 +220,7 @@ class Summary:
 def score(
     run: EvalRun, tasks: Sequence[EvalTask], *, pick: Pick = Pick.BEST, kernel_time: bool = False
 ) -> list[list[Scored]]:
-    """Attempts of each task, in the tasks' order; infrastructure faults included."""
+    """Attempts of each task, in the tasks' order; those that do not count included."""
     by_task: dict[str, list[EvalAttempt]] = {}
     for attempt in run.attempts:
         by_task.setdefault(attempt.id, []).append(attempt)
@@ -223,8 +231,8 @@ def score(
 
 
 def counted(groups: Sequence[Sequence[Scored]]) -> list[list[Scored]]:
-    """Without infrastructure faults, and without tasks that have nothing left."""
-    kept = ([s for s in g if s.verdict is not Verdict.INFRASTRUCTURE] for g in groups)
+    """Without attempts that do not count, and without tasks that have nothing left."""
+    kept = ([s for s in g if s.verdict not in UNCOUNTED] for g in groups)
     return [g for g in kept if g]
 
 

@@ -33,13 +33,18 @@ class Pick(StrEnum):
 
 
 class Verdict(StrEnum):
-    """How an attempt ended. ``INFRASTRUCTURE`` is nobody's failure: left out of every rate, and shown."""
+    """How an attempt ended. Those of :data:`UNCOUNTED` are no failure of the policy's."""
 
     CORRECT = "correct"
     WRONG = "wrong"
     CHEAT = "cheat"
     NO_CANDIDATE = "no candidate"
     INFRASTRUCTURE = "infrastructure"
+    TASK_ERROR = "task error"
+
+
+UNCOUNTED = (Verdict.INFRASTRUCTURE, Verdict.TASK_ERROR)
+"""Our own side failed, or the reference cannot be judged here: left out of every rate, and shown."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,8 @@ class EvalAttempt:
     def verdict(self, pick: Pick = Pick.BEST) -> Verdict:
         """How the attempt ended, by the version that counts."""
         result = self.result(pick)
+        if self.task_error is not None:
+            return Verdict.TASK_ERROR
         if self.infrastructure is not None or (result is None and self.ending in _BROKEN):
             return Verdict.INFRASTRUCTURE
         if result is None or (result.candidate_hash is None and result.correct is False):
@@ -124,16 +131,17 @@ class EvalAttempt:
             return Verdict.CORRECT
         return Verdict.CHEAT if result.violations else Verdict.WRONG
 
-    def infrastructure_reason(self, pick: Pick = Pick.BEST) -> str:
+    def uncounted_reason(self, pick: Pick = Pick.BEST) -> str:
         """Why the attempt does not count, one line; empty where it does."""
-        if self.verdict(pick) is not Verdict.INFRASTRUCTURE:
+        if self.verdict(pick) not in UNCOUNTED:
             return ""
         result = self.result(pick)
-        return self.infrastructure or (result and result.infrastructure) or f"ended: {self.ending}"
+        lost = self.infrastructure or (result and result.infrastructure)
+        return self.task_error or lost or f"no verdict; ended: {self.ending or 'unknown'}"
 
 
-# Endings that say nothing of the policy's work where there is no verdict.
-_BROKEN = (Ending.POLICY_ERROR, Ending.SANDBOX_ERROR, Ending.INTERRUPTED)
+# Endings that say nothing of the policy's work where there is no verdict; none is one of them.
+_BROKEN = ("", Ending.POLICY_ERROR, Ending.SANDBOX_ERROR, Ending.INTERRUPTED)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from cuda_agent.evals.metrics import Estimate
 from cuda_agent.evals.metrics_records import EvalRun, Pick, Verdict
 from cuda_agent.evals.report.tables import BaselineLine, Section, contract, sections
 
-_COLUMNS = (
+COLUMNS = (
     ("pass", "pass"),
     ("faster_eager", ">eager"),
     ("faster5_eager", ">eager 5%"),
@@ -44,12 +43,8 @@ def json_report(runs: Sequence[EvalRun]) -> str:
     return json.dumps({"runs": data}, indent=2, allow_nan=False)
 
 
-def show(name: str, estimate: Estimate) -> str:
-    """A value with its unit; "-" where nothing defines it."""
-    return _number(name, estimate.value)
-
-
-def _number(name: str, value: float | None) -> str:
+def number(name: str, value: float | None) -> str:
+    """A value of a measure with its unit; "-" where there is none."""
     if value is None:
         return "-"
     return f"{100 * value:.1f} %" if name.startswith(_SHARES) else f"{value:.2f}x"
@@ -58,7 +53,7 @@ def _number(name: str, value: float | None) -> str:
 def _run_text(run: EvalRun) -> str:
     facts = contract(run)
     head = [f"{run.name}: " + "; ".join(f"{k} {v}" for k, v in facts.items())]
-    rows = [["set", "picked", "scored/tasks", *(title for _, title in _COLUMNS)]]
+    rows = [["set", "picked", "scored/tasks", *(title for _, title in COLUMNS)]]
     for section in sections(run):
         rows.append(_section_cells(section))
         if section.pick is Pick.BEST and not section.kernel_time:
@@ -70,12 +65,12 @@ def _run_text(run: EvalRun) -> str:
 def _section_cells(section: Section) -> list[str]:
     pick = f"{section.pick}, kernel time" if section.kernel_time else str(section.pick)
     found = section.summary
-    values = [show(name, found.estimates[name]) for name, _ in _COLUMNS]
+    values = [number(name, found.estimates[name].value) for name, _ in COLUMNS]
     return [f"{section.subset}, {section.kept}", pick, f"{found.num_scored}/{found.num_tasks}", *values]
 
 
 def _line_cells(line: BaselineLine, num_tasks: int) -> list[str]:
-    values = [_number(name, getattr(line, name, None)) for name, _ in _COLUMNS]
+    values = [number(name, getattr(line, name, None)) for name, _ in COLUMNS]
     return [f"  {line.name}", "", f"{line.num_tasks}/{num_tasks}", *values]
 
 
@@ -92,7 +87,7 @@ def _overall_lines(section: Section) -> list[str]:
         estimate = found.estimates[name]
         if estimate.interval is not None:
             low, high = estimate.interval.low, estimate.interval.high
-            lines.append(f"{name}: 95 % interval {_number(name, low)} to {_number(name, high)}")
+            lines.append(f"{name}: 95 % interval {number(name, low)} to {number(name, high)}")
     if (spent := found.spent) is not None:
         cost = "no price known" if spent.cost_usd is None else f"{spent.cost_usd:.2f} USD"
         unpriced = (
