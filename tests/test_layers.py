@@ -20,7 +20,7 @@ LAYERS = (
     ("agent",),
     ("runs",),
     ("api", "inspection"),
-    ("evals", "synthesis"),
+    ("evals", "rl", "synthesis"),
     ("cli",),
     ("__main__",),
 )
