@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cuda_agent.evals.metrics import Summary, score, summarise
+from cuda_agent.evals.metrics import Summary, summarise
 from cuda_agent.evals.metrics_records import (
     Baseline,
     EvalRun,
@@ -17,6 +17,7 @@ from cuda_agent.evals.metrics_records import (
     latest_attempts,
     task_of,
 )
+from cuda_agent.evals.metrics_scored import score
 from cuda_agent.result import Result, Stage, Times, Violation, ViolationKind
 
 
@@ -158,3 +159,32 @@ def test_an_evaluation_without_attempts_has_no_numbers() -> None:
     found = summarise(score(EvalRun("x", tasks=(task_of({"id": "a"}),)), [task_of({"id": "a"})]))
     assert found.num_scored == 0
     assert all(e.value is None for e in found.estimates.values())
+
+
+def test_what_was_not_measured_is_not_told_as_zero() -> None:
+    found = summary(evaluation([verdict(2.0, 2.0)], [WRONG])).estimates
+    # No task has max-autotune; no result has an interval.
+    assert found["faster_max_autotune"].value is None
+    assert found["surely_compile"].value is None
+    half = evaluation([verdict(2.0, 2.0)], [WRONG])
+    with_one = EvalRun(
+        "x",
+        tasks=(
+            task_of({"id": "level1/0", "baselines": {"eager_us": 10.0, "max_autotune_us": 9.0}}),
+            half.tasks[1],
+        ),
+        attempts=half.attempts,
+    )
+    # Only the task on which it was measured is in the share.
+    assert summary(with_one).estimates["faster_max_autotune"].value == 1.0
+
+
+def test_a_compile_that_fails_beside_a_timed_eager_is_not_beaten() -> None:
+    found = summary(evaluation([verdict(2.0, None)], [verdict(2.0, 2.0)])).estimates
+    assert found["faster_compile"].value == 0.5
+
+
+def test_a_task_that_cannot_be_judged_is_out_and_shown() -> None:
+    line = {"id": "a", "ending": None, "task_error": "eager fails"}
+    run = EvalRun("x", tasks=(task_of({"id": "a"}),), attempts=(attempt_of(line),))
+    assert (summary(run).num_scored, summary(run).counts[Verdict.TASK_ERROR]) == (0, 1)

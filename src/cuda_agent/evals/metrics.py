@@ -12,87 +12,11 @@ from dataclasses import dataclass, field
 
 from cuda_agent.evals.metrics_bootstrap import draw, interval, mean_over_tasks, resampled_means
 from cuda_agent.evals.metrics_estimators import Interval, best_at_k, is_faster, pass_at_k
-from cuda_agent.evals.metrics_records import (
-    UNCOUNTED,
-    Baseline,
-    EvalAttempt,
-    EvalRun,
-    EvalTask,
-    Pick,
-    Verdict,
-)
-from cuda_agent.result import Result
+from cuda_agent.evals.metrics_records import Baseline, EvalAttempt, Verdict
+from cuda_agent.evals.metrics_scored import Scored, counted
 
 MARGIN = 0.05
 FAST_P = (0.0, 0.5, 0.8, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 10.0)
-
-
-@dataclass(frozen=True)
-class Scored:
-    """One attempt with its task, seen under one pick.
-
-    Attributes:
-        task, attempt, verdict: what is scored.
-        result: the verdict that counts; ``None`` where there is none.
-        kernel_time: speed-ups by summed kernel time (the paper's own time metric), not device span.
-    """
-
-    task: EvalTask
-    attempt: EvalAttempt
-    verdict: Verdict
-    result: Result | None
-    kernel_time: bool = False
-
-    @property
-    def correct(self) -> bool:
-        """Whether it passed."""
-        return self.verdict is Verdict.CORRECT
-
-    def speedup(self, baseline: Baseline) -> float | None:
-        """Baseline time over candidate time; ``None`` where wrong or not measured."""
-        if not self.correct or self.result is None:
-            return None
-        if self.kernel_time:
-            return _kernel_speedup(self.task, self.result, baseline)
-        if baseline is not Baseline.MAX_AUTOTUNE:
-            return self.result.speedup(baseline)
-        return _max_autotune_speedup(self.task, self.result)
-
-    def lower_bound(self, baseline: Baseline) -> float | None:
-        """Lower bound of the 95 % interval of the speed-up; ``None`` where it was not measured."""
-        if not self.correct or self.result is None or self.result.confidence is None or self.kernel_time:
-            return None
-        bounds = self.result.confidence.get(baseline)
-        return None if bounds is None else bounds[0]
-
-    def roofline_share(self) -> float | None:
-        """floor / candidate time: 1 is the memory floor reached; ``None`` where not measured."""
-        floor = self.task.baseline_us("floor")
-        if not self.correct or floor is None or self.result is None or self.result.candidate_us is None:
-            return None
-        return floor / self.result.candidate_us.median
-
-    @property
-    def reward(self) -> float | None:
-        """The reward; -1 where no candidate was written."""
-        if self.verdict is Verdict.NO_CANDIDATE:
-            return -1.0
-        return None if self.result is None or self.result.reward is None else float(self.result.reward)
-
-
-def _max_autotune_speedup(task: EvalTask, result: Result) -> float | None:
-    """Rescaled by eager then over eager now: the two were measured at different times."""
-    tuned, eager = task.baseline_us("max_autotune"), task.baseline_us("eager")
-    speedup = result.speedup(Baseline.EAGER)
-    return None if tuned is None or eager is None or speedup is None else speedup * tuned / eager
-
-
-def _kernel_speedup(task: EvalTask, result: Result, baseline: Baseline) -> float | None:
-    """Summed kernel time of the baseline over the candidate's."""
-    base = result.other_us.get(f"{baseline}_kernel") or task.baseline_us(f"{baseline}_kernel")
-    if not base or result.kernel_us is None or result.kernel_us.median <= 0:
-        return None
-    return base / result.kernel_us.median
 
 
 @dataclass(frozen=True)
@@ -118,15 +42,27 @@ class Measure:
         about: what it is, a few words.
         of: its value of one attempt; ``None`` leaves the attempt out.
         geometric: values are logarithms, the mean is turned back.
+        known: what must be known of one correct attempt at least, so that a share of nothing measured is
+            not told as 0.
     """
 
     about: str
     of: Callable[[Scored], float | None]
     geometric: bool = False
+    known: Callable[[Scored], float | None] | None = None
+
+    def values(self, groups: Sequence[Sequence[Scored]]) -> list[list[float | None]]:
+        """By task and sample."""
+        correct = [s for g in groups for s in g if s.correct]
+        if self.known is not None and correct and all(self.known(s) is None for s in correct):
+            return [[None for _ in g] for g in groups]
+        return [[self.of(s) for s in g] for g in groups]
 
 
 def _faster(baseline: Baseline, margin: float) -> Callable[[Scored], float | None]:
-    def value(scored: Scored) -> float:
+    def value(scored: Scored) -> float | None:
+        if not scored.comparable(baseline):
+            return None
         speedup = scored.speedup(baseline)
         return float(speedup is not None and is_faster(speedup, margin))
 
@@ -144,7 +80,7 @@ def _surely_faster(baseline: Baseline, margin: float) -> Callable[[Scored], floa
 def _log_speedup(baseline: Baseline, *, failures: bool) -> Callable[[Scored], float | None]:
     def value(scored: Scored) -> float | None:
         if not scored.correct:
-            return 0.0 if failures else None
+            return 0.0 if failures and scored.comparable(baseline) else None
         speedup = scored.speedup(baseline)
         return None if speedup is None else math.log(speedup)
 
@@ -156,19 +92,42 @@ def _log_share(scored: Scored) -> float | None:
     return None if share is None else math.log(share)
 
 
+def _baseline_measures(b: Baseline) -> dict[str, Measure]:
+    words = "torch.compile" if b is Baseline.COMPILE else b.replace("_", "-")
+
+    def known(scored: Scored) -> float | None:
+        return scored.speedup(b)
+
+    return {
+        f"faster_{b}": Measure(f"faster than {words}", _faster(b, 0.0), known=known),
+        f"faster5_{b}": Measure(f"more than 5 % faster than {words}", _faster(b, MARGIN), known=known),
+        f"geomean_{b}": Measure(f"geomean vs {words}, correct", _log_speedup(b, failures=False), True),
+        f"geomean_all_{b}": Measure(
+            f"geomean vs {words}, failures as 1", _log_speedup(b, failures=True), True, known
+        ),
+    }
+
+
+def _surely_measures(b: Baseline) -> dict[str, Measure]:
+    words = "torch.compile" if b is Baseline.COMPILE else str(b)
+
+    def known(scored: Scored) -> float | None:
+        return scored.lower_bound(b)
+
+    return {
+        f"surely_{b}": Measure(f"surely faster than {words}", _surely_faster(b, 0.0), known=known),
+        f"surely5_{b}": Measure(
+            f"surely more than 5 % faster than {words}", _surely_faster(b, MARGIN), known=known
+        ),
+    }
+
+
 def _measures() -> dict[str, Measure]:
     table = {"pass": Measure("pass rate", lambda s: float(s.correct))}
     for b in Baseline:
-        words = b.replace("_", "-")
-        table[f"faster_{b}"] = Measure(f"faster than {words}", _faster(b, 0.0))
-        table[f"faster5_{b}"] = Measure(f"more than 5 % faster than {words}", _faster(b, MARGIN))
-        table[f"geomean_{b}"] = Measure(f"geomean vs {words}, correct", _log_speedup(b, failures=False), True)
-        table[f"geomean_all_{b}"] = Measure(
-            f"geomean vs {words}, failures as 1", _log_speedup(b, failures=True), True
-        )
+        table |= _baseline_measures(b)
     for b in (Baseline.EAGER, Baseline.COMPILE):
-        table[f"surely_{b}"] = Measure(f"interval above {b}", _surely_faster(b, 0.0))
-        table[f"surely5_{b}"] = Measure(f"interval above {b} by 5 %", _surely_faster(b, MARGIN))
+        table |= _surely_measures(b)
     table["reward"] = Measure("reward", lambda s: s.reward)
     table["roofline"] = Measure("share of the memory floor, geomean of correct", _log_share, True)
     return table
@@ -217,25 +176,6 @@ class Summary:
     spent: Spent | None = None
 
 
-def score(
-    run: EvalRun, tasks: Sequence[EvalTask], *, pick: Pick = Pick.BEST, kernel_time: bool = False
-) -> list[list[Scored]]:
-    """Attempts of each task, in the tasks' order; those that do not count included."""
-    by_task: dict[str, list[EvalAttempt]] = {}
-    for attempt in run.attempts:
-        by_task.setdefault(attempt.id, []).append(attempt)
-    return [
-        [Scored(t, a, a.verdict(pick), a.result(pick), kernel_time) for a in by_task.get(t.id, ())]
-        for t in tasks
-    ]
-
-
-def counted(groups: Sequence[Sequence[Scored]]) -> list[list[Scored]]:
-    """Without attempts that do not count, and without tasks that have nothing left."""
-    kept = ([s for s in g if s.verdict not in UNCOUNTED] for g in groups)
-    return [g for g in kept if g]
-
-
 def summarise(groups: Sequence[Sequence[Scored]]) -> Summary:
     """All metrics of the groups that :func:`score` made."""
     groups = [list(g) for g in groups]
@@ -258,7 +198,7 @@ def estimates(scored: Sequence[Sequence[Scored]]) -> dict[str, Estimate]:
     draws = draw([len(g) for g in scored]) if len(scored) > 1 else None
     found = {}
     for name, measure in MEASURES.items():
-        values = [[measure.of(s) for s in g] for g in scored]
+        values = measure.values(scored)
         value = mean_over_tasks(values)
         spread = interval(resampled_means(values, draws)) if draws is not None else None
         if measure.geometric:

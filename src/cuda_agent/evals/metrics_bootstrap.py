@@ -31,18 +31,34 @@ class Draws:
     counts: Any
 
 
-def draw(counts: Sequence[int], *, num_resamples: int = NUM_RESAMPLES, seed: int = SEED) -> Draws:
+def draw(
+    counts: Sequence[int],
+    *,
+    paired: Draws | None = None,
+    num_resamples: int = NUM_RESAMPLES,
+    seed: int = SEED,
+) -> Draws:
     """Resample tasks with ``counts`` samples each.
 
+    Args:
+        counts: samples of each task.
+        paired: draws over the same tasks, in the same order, of another run: its tasks are taken, the
+            samples inside them are drawn anew.
+        num_resamples, seed: of new draws.
+
     Raises:
-        ValueError: no tasks, or a task without samples.
+        ValueError: no tasks, a task without samples, or another number of tasks than ``paired`` has.
     """
     if not counts or min(counts) < 1:
         raise ValueError("a bootstrap needs tasks with at least one sample")
-    generator = np.random.default_rng(seed)
+    if paired is not None and len(paired.counts) != len(counts):
+        raise ValueError("paired draws need the same tasks")
+    generator = np.random.default_rng(seed if paired is None else [seed, 1])
     num = np.asarray(counts)
-    tasks = generator.integers(len(counts), size=(num_resamples, len(counts)))
-    uniform = generator.random((num_resamples, len(counts), max(counts)))
+    tasks = (
+        generator.integers(len(counts), size=(num_resamples, len(counts))) if paired is None else paired.tasks
+    )
+    uniform = generator.random((*tasks.shape, max(counts)))
     return Draws(tasks, (uniform * num[tasks][:, :, None]).astype(np.int64), num)
 
 

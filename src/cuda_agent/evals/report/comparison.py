@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from cuda_agent.evals.metrics import MEASURES, Measure, counted, score
+from cuda_agent.evals.metrics import MEASURES, Measure
 from cuda_agent.evals.metrics_bootstrap import draw, interval, mean_over_tasks, resampled_means
 from cuda_agent.evals.metrics_estimators import Interval
 from cuda_agent.evals.metrics_records import EvalRun, Pick
+from cuda_agent.evals.metrics_scored import counted, score
 
 COMPARED = ("pass", "faster5_eager", "faster5_compile", "geomean_all_eager", "geomean_all_compile", "reward")
 
@@ -46,13 +47,13 @@ def compare_runs(first: EvalRun, second: EvalRun, *, pick: Pick = Pick.BEST) -> 
     if not common:
         return []
     groups = ([ours[k] for k in common], [theirs[k] for k in common])
-    # One draw of tasks for both; samples inside a task are independent between the runs.
-    draws = [draw([len(g) for g in side]) for side in groups]
+    first_draws = draw([len(g) for g in groups[0]])
+    draws = [first_draws, draw([len(g) for g in groups[1]], paired=first_draws)]
     return [_difference(name, MEASURES[name], groups, draws) for name in COMPARED]
 
 
 def _difference(name: str, measure: Measure, groups: Any, draws: Any) -> Difference:
-    values = [[[measure.of(s) for s in g] for g in side] for side in groups]
+    values = [measure.values(side) for side in groups]
     means = [mean_over_tasks(side) for side in values]
     num = len(values[0])
     spread = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from cuda_agent.evals.metrics import Scored, counted, fast_p_curve, score
+from cuda_agent.evals.metrics import fast_p_curve
 from cuda_agent.evals.metrics_records import Baseline, EvalRun
+from cuda_agent.evals.metrics_scored import Scored, counted, score
 from cuda_agent.evals.report.plots import Series, histogram, scatter_plot, step_plot
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from cuda_agent.evals.metrics import Scored
 from cuda_agent.evals.metrics_records import UNCOUNTED, Baseline, EvalAttempt, EvalRun, Pick, Verdict
+from cuda_agent.evals.metrics_scored import Scored
 from cuda_agent.runs.summary import format_us
 
 _HEADS = (

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from cuda_agent.evals.metrics import MARGIN, Summary, score, summarise
+from cuda_agent.evals.metrics import MARGIN, Summary, summarise
 from cuda_agent.evals.metrics_bootstrap import mean_over_tasks
 from cuda_agent.evals.metrics_estimators import is_faster
 from cuda_agent.evals.metrics_records import EvalRun, EvalTask, Pick
+from cuda_agent.evals.metrics_scored import score
 
 
 class Kept(StrEnum):
