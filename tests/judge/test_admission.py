@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from cuda_agent.config import Device, JudgeConfig
 from cuda_agent.judge.admission import Admission, Protocol, TrivialAnswer, admit
@@ -57,7 +58,7 @@ def test_nothing_passes_on_a_sound_task_and_one_check_is_enough() -> None:
         # Never above 2: zeros, until the judge scales the input up.
         (task("return torch.relu(x[0] - 2)"), ({ZEROS, MEAN, STALE}, {ZEROS, MEAN, STALE}, set())),
         # Constant to 1e-3.
-        (task("return 3 + 1e-3 * x[0]"), ({MEAN, STALE}, set(), set())),
+        pytest.param(task("return 3 + 1e-3 * x[0]"), ({MEAN, STALE}, set(), set()), marks=pytest.mark.slow),
         # Weights only: no protocol can tell.
         (
             task("return self.w + 0 * x[0]", init="self.w = nn.Parameter(torch.randn(4, 64))"),
@@ -68,7 +69,11 @@ def test_nothing_passes_on_a_sound_task_and_one_check_is_enough() -> None:
         # Inputs that are never negative; the judge flips signs.
         (task("return torch.relu(x[0])[None]"), ({IDENTITY}, {IDENTITY}, set())),
         # Two outputs, both the input; a single different one would be enough to refuse it.
-        (task("return x[0].flatten(), x[0].T"), ({IDENTITY}, {IDENTITY}, {IDENTITY})),
+        pytest.param(
+            task("return x[0].flatten(), x[0].T"),
+            ({IDENTITY}, {IDENTITY}, {IDENTITY}),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["zeros", "mean", "stale", "other_weights", "identity", "identity_of_all"],
 )
@@ -79,6 +84,7 @@ def test_each_trivial_answer_is_found(degenerate: Task, expected: tuple[set[Triv
     assert admission.reason == ""
 
 
+@pytest.mark.slow
 def test_a_case_of_several_is_enough_to_refuse() -> None:
     cases = task(
         "return torch.relu(x[0])",
@@ -93,12 +99,14 @@ def test_a_case_of_several_is_enough_to_refuse() -> None:
 @pytest.mark.parametrize(
     ("untried", "why"),
     [
-        (task("return x[0] + torch.rand(64)"), "random"),
         (task("return x[0]", inputs="torch.rand(1 << 40)"), "too large"),
-        (task("return x[0] + torch.ones(1 << 45)[:64]"), "allocate memory"),
-        (task("os._exit(3)"), "process"),
+        pytest.param(task("return x[0] + torch.rand(64)"), "random", marks=pytest.mark.slow),
+        pytest.param(
+            task("return x[0] + torch.ones(1 << 45)[:64]"), "allocate memory", marks=pytest.mark.slow
+        ),
+        pytest.param(task("os._exit(3)"), "process", marks=pytest.mark.slow),
     ],
-    ids=["random", "large_inputs", "large_inside", "exits"],
+    ids=["large_inputs", "random", "large_inside", "exits"],
 )
 def test_what_cannot_be_tried_says_why(untried: Task, why: str) -> None:
     admission = admit(untried, CONFIG)
@@ -116,6 +124,7 @@ def test_a_task_that_hangs_costs_its_limit_and_is_gone() -> None:
     assert not _children_that_run("reference_worker.py")
 
 
+@pytest.mark.slow
 def test_what_was_refused_before_the_time_ran_out_stays_refused() -> None:
     slow = task(
         "time.sleep(0.3); return torch.relu(x[0])", init="self.calls = 0"
@@ -124,6 +133,18 @@ def test_what_was_refused_before_the_time_ran_out_stays_refused() -> None:
     assert "out of time" in admission.reason
     assert admission.under(DRAWS)[ZEROS] is False
     assert admission.under(DRAWS)[IDENTITY] is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_on_a_gpu() -> None:
+    gpu = JudgeConfig(device=Device.CUDA)
+    relu = admit(task("return torch.relu(x[0])", inputs="torch.rand(4096, 4096)"), gpu)
+    assert passing(relu) == {DRAWS: {IDENTITY}, STRICT: {IDENTITY}, JUDGE: set()}
+    large = admit(task("return x[0].exp()", inputs="torch.rand(1 << 18, 1 << 18)"), gpu)
+    assert "large" in large.reason
+    weights = task("return self.w + 0 * x[0]", init="self.w = nn.Parameter(torch.randn(4, 64))")
+    assert passing(admit(weights, gpu))[JUDGE] == {STALE}
 
 
 def _children_that_run(script: str) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -181,8 +181,11 @@ def admit(
     reference = Reference(task, config, place)
     try:
         reference.wait_ready()
-        with nullcontext() if leased or place.kind == "cpu" else lease(place.device):
-            Admitter(reference, config, place, trials=trials, limit_s=limit_s).run(seed)
+        with (
+            nullcontext() if leased or place.kind == "cpu" else lease(place.device),
+            closing(Admitter(reference, config, place, trials=trials, limit_s=limit_s)) as admitter,
+        ):
+            admitter.run(seed)
     except TaskError as error:
         reason = error.cause
     finally:

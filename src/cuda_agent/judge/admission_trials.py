@@ -195,15 +195,17 @@ class Admitter:
             for name in probes.probe_names():
                 if not self._trials.alive(Protocol.JUDGE):
                     return
-                with closing(self._draw(case)) as own, closing(self._derive(own, name)) as drawn:
-                    if drawn.plan:
-                        self._try(name, drawn, case, (Protocol.JUDGE,), must_be_finite=True)
+                with closing(self._draw(case)) as own:
+                    derived = self._derive(own, name)
+                if derived is not None:
+                    with closing(derived):
+                        self._try(name, derived, case, (Protocol.JUDGE,), must_be_finite=True)
 
-    def _derive(self, own: Drawn, name: str) -> Drawn:
-        """Derived inputs; an empty plan where the probe changes nothing."""
+    def _derive(self, own: Drawn, name: str) -> Drawn | None:
+        """Derived inputs; ``None`` where the probe changes nothing."""
         derived = probes.derive(exchange.read(own.plan, own.block, copy=False), name, self._generator)
         if derived is None:
-            return Drawn({}, Block(0, device=self._place.block_device), ())
+            return None
         plan = exchange.describe(derived)
         block = Block(plan["nbytes"], device=self._place.block_device)
         exchange.write(derived, plan, block)
@@ -318,6 +320,12 @@ class Admitter:
             for protocol, ratio in found.items():
                 known[protocol][name] = max(known[protocol][name], ratio)
         return {protocol: min(ratios.values()) for protocol, ratios in known.items()}
+
+    def close(self) -> None:
+        """Release what is held between checks; may run twice."""
+        self._sources.clear()
+        if self._place.kind == "cuda":
+            torch.cuda.empty_cache()  # the next task's reference runner is another process
 
     # -- limits -------------------------------------------------------------------------------
 
