@@ -18,15 +18,16 @@ def report(
 ) -> None:
     """Report one evaluation, or several side by side."""
     from cuda_agent.evals.report.reading import read_run
-    from cuda_agent.evals.report.text import json_report, text_report
+    from cuda_agent.evals.report.tables import analyse
+    from cuda_agent.evals.report.text import json_of, text_of
 
-    read = {run: read_run(run) for run in runs}
+    found = {run: analyse(read_run(run)) for run in runs}
     if out is not None:
         from cuda_agent.evals.report.page import html_report
         from cuda_agent.runs.run_folder import write_text
 
-        write_text(out, html_report(read))
-    every = list(read.values())
-    typer.echo(json_report(every) if json_ else text_report(every), nl=json_)
+        write_text(out, html_report(found))
+    every = list(found.values())
+    typer.echo(json_of(every) if json_ else text_of(every), nl=json_)
     if out is not None:
         typer.echo(f"page: {out}", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 
 from cuda_agent.evals.metrics import MEASURES, Measure
 from cuda_agent.evals.metrics_bootstrap import draw, interval, mean_over_tasks, resampled_means
+from cuda_agent.evals.metrics_budget import Budget, Contest, equal_budget
 from cuda_agent.evals.metrics_estimators import Interval
 from cuda_agent.evals.metrics_records import EvalRun, Pick
 from cuda_agent.evals.metrics_scored import counted, score
+from cuda_agent.evals.report.tables import contract
 
 COMPARED = ("pass", "faster5_eager", "faster5_compile", "geomean_all_eager", "geomean_all_compile", "reward")
 
@@ -26,7 +29,6 @@ class Difference:
         first, second: its values over the common tasks.
         change: second minus first, or second over first where the mean is geometric.
         interval: 95 % interval of ``change``, tasks drawn together for both runs.
-        num_tasks: tasks that both runs scored.
     """
 
     name: str
@@ -36,28 +38,54 @@ class Difference:
     second: float | None
     change: float | None
     interval: Interval | None
-    num_tasks: int
 
 
-def compare_runs(first: EvalRun, second: EvalRun, *, pick: Pick = Pick.BEST) -> list[Difference]:
-    """Every measure of :data:`COMPARED` over the common tasks; empty where there is none."""
+@dataclass(frozen=True)
+class Comparison:
+    """A table of differences.
+
+    Attributes:
+        title, note: what is compared over which tasks, and what must be said of it.
+        names: of the two sides, in the order of the columns.
+    """
+
+    title: str
+    note: str
+    names: tuple[str, str]
+    differences: tuple[Difference, ...]
+
+    def cells(self) -> list[list[str]]:
+        """Rows: metric, both sides, change, interval."""
+        return [_cells(d) for d in self.differences]
+
+
+def comparisons(runs: Sequence[EvalRun]) -> list[Comparison]:
+    """The first run against each other; agents against single answers of the same policy's runs given."""
+    found = [c for other in runs[1:] if (c := _against(runs[0], other)) is not None]
+    for agent in (r for r in runs if r.settings.get("arm") == "agent"):
+        for single in (r for r in runs if r.settings.get("arm") == "single_turn"):
+            found += [c for budget in Budget if (c := _at_budget(agent, single, budget)) is not None]
+    return found
+
+
+def compare_runs(first: EvalRun, second: EvalRun, *, pick: Pick = Pick.BEST) -> tuple[int, list[Difference]]:
+    """Number of common tasks, and every measure of :data:`COMPARED` over them."""
     ours = {g[0].task.id: g for g in counted(score(first, first.tasks, pick=pick))}
     theirs = {g[0].task.id: g for g in counted(score(second, second.tasks, pick=pick))}
     common = [key for key in ours if key in theirs]
     if not common:
-        return []
+        return 0, []
     groups = ([ours[k] for k in common], [theirs[k] for k in common])
     first_draws = draw([len(g) for g in groups[0]])
     draws = [first_draws, draw([len(g) for g in groups[1]], paired=first_draws)]
-    return [_difference(name, MEASURES[name], groups, draws) for name in COMPARED]
+    return len(common), [_difference(name, MEASURES[name], groups, draws) for name in COMPARED]
 
 
 def _difference(name: str, measure: Measure, groups: Any, draws: Any) -> Difference:
     values = [measure.values(side) for side in groups]
     means = [mean_over_tasks(side) for side in values]
-    num = len(values[0])
     spread = None
-    if num > 1:
+    if len(values[0]) > 1:
         resampled = [resampled_means(side, d) for side, d in zip(values, draws, strict=True)]
         spread = interval(np.subtract(resampled[1], resampled[0]))
     change = None if means[0] is None or means[1] is None else means[1] - means[0]
@@ -65,4 +93,58 @@ def _difference(name: str, measure: Measure, groups: Any, draws: Any) -> Differe
         means = [None if m is None else math.exp(m) for m in means]
         change = None if change is None else math.exp(change)
         spread = spread and Interval(math.exp(spread.low), math.exp(spread.high))
-    return Difference(name, measure.about, measure.geometric, means[0], means[1], change, spread, num)
+    return Difference(name, measure.about, measure.geometric, means[0], means[1], change, spread)
+
+
+def _against(first: EvalRun, second: EvalRun) -> Comparison | None:
+    num_tasks, found = compare_runs(first, second)
+    if not found:
+        return None
+    note = f"the {num_tasks} tasks that both scored, drawn together for both{_apart(first, second)}"
+    title = f"{second.name} against {first.name}"
+    return Comparison(title, note, (first.name, second.name), tuple(found))
+
+
+def _at_budget(agent: EvalRun, single: EvalRun, budget: Budget) -> Comparison | None:
+    found = equal_budget(agent, single, budget)
+    if not found:
+        return None
+    facts: Contest = found[0]
+    note = (
+        f"{facts.num_tasks} tasks; the agent's {budget} buy {facts.mean_k:.1f} single answers a task, "
+        f"on average; expected best over all draws of that many{_apart(agent, single)}"
+    )
+    if facts.num_short:
+        note += (
+            f"; on {facts.num_short} tasks fewer single answers were made than that, which favours the agent"
+        )
+    # The agent stands second, so that a change above 0 (or 1x) is in its favour.
+    rows = tuple(
+        Difference(c.name, c.about, c.geometric, c.single, c.agent, c.change, c.interval) for c in found
+    )
+    title = f"{agent.name} against single answers of {single.name} at equal {budget}"
+    return Comparison(title, note, ("best of k", agent.name), rows)
+
+
+def _apart(first: EvalRun, second: EvalRun) -> str:
+    ours, theirs = contract(first), contract(second)
+    names = [name for name in ours if name != "policy" and ours[name] != theirs[name]]
+    return f"; not comparable as they stand: {', '.join(names)} differ" if names else ""
+
+
+def _cells(d: Difference) -> list[str]:
+    spread = "-"
+    if d.interval is not None:
+        spread = f"{_words(d, d.interval.low, change=True)} to {_words(d, d.interval.high, change=True)}"
+    return [d.about, _words(d, d.first), _words(d, d.second), _words(d, d.change, change=True), spread]
+
+
+def _words(d: Difference, value: float | None, *, change: bool = False) -> str:
+    if value is None:
+        return "-"
+    if d.geometric:
+        return f"{value:.3f}x"
+    sign = "+" if change else ""
+    if d.name == "reward":
+        return f"{value:{sign}.2f}"
+    return f"{100 * value:{sign}.1f} {'points' if change else '%'}"

@@ -61,23 +61,62 @@ class Section:
     lines: tuple[BaselineLine, ...]
 
 
+@dataclass(frozen=True)
+class Analysed:
+    """A run with every number that a report shows of it.
+
+    Attributes:
+        facts: :func:`contract`.
+    """
+
+    run: EvalRun
+    facts: Mapping[str, str]
+    sections: Sequence[Section]
+
+    @property
+    def overall(self) -> Section:
+        """All tasks, best of trajectory."""
+        return self.sections[0]
+
+
+def analyse(run: EvalRun) -> Analysed:
+    """Work out everything once."""
+    return Analysed(run, contract(run), sections(run))
+
+
 def contract(run: EvalRun) -> dict[str, str]:
-    """Track, precision, device, versions: what every number of a run stands under."""
-    settings, result = run.settings, next((a.best for a in run.attempts if a.best and a.best.device), None)
-    versions: Mapping[str, Any] = settings.get("versions") or (result.versions if result else {})
-    device = settings.get("device_name") or (result.device if result else None) or settings.get("device")
+    """Policy, track, precision, device, versions: what every number of a run stands under.
+
+    Where verdicts name another device or contract than the settings, all are named.
+    """
+    settings, timed = run.settings, [a.best for a in run.attempts if a.best and a.best.device]
+    versions = [settings.get("versions")] if settings.get("versions") else [r.versions for r in timed]
+    named = [", ".join(f"{k} {v}" for k, v in sorted(dict(found or {}).items())) for found in versions]
     return {
-        "policy": str(settings.get("policy", "unknown")),
-        "track": str(settings.get("track") or (result.track if result else "unknown")),
-        "precision": str(settings.get("precision") or (result.precision if result else "unknown")),
-        "device": str(device or "unknown"),
-        "versions": ", ".join(f"{k} {v}" for k, v in sorted(versions.items())) or "unknown",
+        "policy": _named([settings.get("policy")]) + _arm(settings),
+        "track": _named([settings.get("track"), *(r.track for r in timed)]),
+        "precision": _named([settings.get("precision"), *(r.precision for r in timed)]),
+        "device": _named([settings.get("device_name"), *(r.device for r in timed)]),
+        "versions": _named(named),
     }
 
 
+def _arm(settings: Mapping[str, Any]) -> str:
+    arm = str(settings.get("arm") or "")
+    return f" ({arm.replace('_', ' ')})" if arm else ""
+
+
+def _named(values: Sequence[object]) -> str:
+    """Each value once, in order."""
+    return "; ".join(dict.fromkeys(str(v) for v in values if v)) or "unknown"
+
+
 def sections(run: EvalRun) -> list[Section]:
-    """Every row of a run: overall and by level, with and without degenerate tasks, best and last."""
-    paper = contract(run)["track"] == "paper"
+    """Every row of a run: overall and by level, with and without degenerate tasks, best and last.
+
+    Overall over all tasks, best of trajectory, is the first. Track ``paper`` also has rows by its own time.
+    """
+    paper = run.settings.get("track") == "paper"
     rows = []
     for subset, tasks in subsets(run.tasks).items():
         for kept, chosen in _kept(tasks).items():

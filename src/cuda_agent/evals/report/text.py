@@ -7,7 +7,8 @@ import json
 from collections.abc import Sequence
 
 from cuda_agent.evals.metrics_records import EvalRun, Pick, Verdict
-from cuda_agent.evals.report.tables import BaselineLine, Section, contract, sections
+from cuda_agent.evals.report.comparison import Comparison, comparisons
+from cuda_agent.evals.report.tables import Analysed, BaselineLine, Kept, Section, analyse
 
 COLUMNS = (
     ("pass", "pass"),
@@ -26,21 +27,29 @@ _SHARES = ("pass", "faster", "surely", "roofline")
 
 
 def text_report(runs: Sequence[EvalRun]) -> str:
-    """One table a run: best of trajectory, with the baselines' lines, the counts and what was spent."""
-    return "\n\n".join(_run_text(run) for run in runs) + "\n"
+    """The text of a report that has no page."""
+    return text_of([analyse(run) for run in runs])
 
 
-def json_report(runs: Sequence[EvalRun]) -> str:
+def text_of(runs: Sequence[Analysed]) -> str:
+    """A table a run: best of trajectory with the baselines' lines; counts, intervals, what was spent."""
+    parts = [_run_text(run) for run in runs]
+    parts += [_comparison_text(found) for found in comparisons([r.run for r in runs])]
+    return "\n\n".join(parts) + "\n"
+
+
+def json_of(runs: Sequence[Analysed]) -> str:
     """Every number of every row, strict JSON."""
     data = [
         {
-            "run": run.name,
-            "contract": contract(run),
-            "sections": [dataclasses.asdict(section) for section in sections(run)],
+            "run": found.run.name,
+            "contract": found.facts,
+            "sections": [dataclasses.asdict(section) for section in found.sections],
         }
-        for run in runs
+        for found in runs
     ]
-    return json.dumps({"runs": data}, indent=2, allow_nan=False)
+    compared = [dataclasses.asdict(c) for c in comparisons([r.run for r in runs])]
+    return json.dumps({"runs": data, "comparisons": compared}, indent=2, allow_nan=False)
 
 
 def number(name: str, value: float | None) -> str:
@@ -50,16 +59,26 @@ def number(name: str, value: float | None) -> str:
     return f"{100 * value:.1f} %" if name.startswith(_SHARES) else f"{value:.2f}x"
 
 
-def _run_text(run: EvalRun) -> str:
-    facts = contract(run)
-    head = [f"{run.name}: " + "; ".join(f"{k} {v}" for k, v in facts.items())]
+def _run_text(found: Analysed) -> str:
+    head = f"{found.run.name}: " + "; ".join(f"{k} {v}" for k, v in found.facts.items())
     rows = [["set", "picked", "scored/tasks", *(title for _, title in COLUMNS)]]
-    for section in sections(run):
+    for section in filter(_brief, found.sections):
         rows.append(_section_cells(section))
         if section.pick is Pick.BEST and not section.kernel_time:
             rows += [_line_cells(line, section.summary.num_tasks) for line in section.lines]
-    overall = next(s for s in sections(run) if s.subset == "overall")
-    return "\n".join([*head, *_aligned(rows), *_overall_lines(overall)])
+    return "\n".join([head, *aligned(rows), *_overall_lines(found.overall)])
+
+
+def _brief(section: Section) -> bool:
+    """Levels by the best of a trajectory; overall in every way. The page and the JSON have the rest."""
+    if section.subset == "overall":
+        return True
+    return section.pick is Pick.BEST and section.kept is Kept.ALL and not section.kernel_time
+
+
+def _comparison_text(found: Comparison) -> str:
+    rows = [["metric", *found.names, "change", "95 % interval"], *found.cells()]
+    return "\n".join([f"{found.title}: {found.note}", *aligned(rows)])
 
 
 def _section_cells(section: Section) -> list[str]:
@@ -102,6 +121,7 @@ def _overall_lines(section: Section) -> list[str]:
     return lines
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]

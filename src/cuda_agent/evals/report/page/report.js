@@ -86,7 +86,7 @@ function verdictPart(name, result) {
   const list = make("dl");
   const add = (k, v) => { if (v !== null && v !== undefined && v !== "") list.append(make("dt", k), make("dd", String(v))); };
   add("stage", result.stage); add("correct", result.correct); add("reward", result.reward); add("fault", result.fault);
-  add("infrastructure", result.infrastructure);
+  add("our side failed", result.infrastructure);
   for (const v of result.violations || []) add("violation: " + v.kind, v.detail);
   for (const [n, v] of Object.entries(result.confidence || {})) add("speed-up over " + n + ", 95 % interval", v.map((x) => x.toFixed(3) + "x").join(" to "));
   add("max abs error", result.max_abs_error); add("track", result.track + ", " + result.precision); add("device", result.device);
@@ -112,7 +112,8 @@ function turnPart(turn, index) {
 }
 
 function fill(body, data) {
-  const parts = [verdictPart("Best of the trajectory", data.best), make("h3", "Times of one call"), timesTable(data, data.best)];
+  const parts = data.uncounted ? [make("p", "Not counted: " + data.uncounted, "note")] : [];
+  parts.push(verdictPart("Best of the trajectory", data.best), make("h3", "Times of one call"), timesTable(data, data.best));
   parts.push(verdictPart("Last of the trajectory", data.last));
   const flags = Object.entries(data.degenerate).map(([k, v]) => k + ": " + (v === null ? "not tried" : v ? "passes" : "refused"));
   if (flags.length) parts.push(make("h3", "Trivial answers"), make("p", flags.join(", ")));
