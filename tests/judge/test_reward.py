@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from cuda_agent.judge.reward import faster, graded, milestone, raw_speedup
+from cuda_agent.judge.reward import RewardKind, faster, graded, milestone, raw_speedup, reward_of
+from cuda_agent.result import Result, Stage, Times
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,33 @@ def test_graded_continues_the_milestones():
     assert graded(True, 47.5, 100.0, 200.0) == pytest.approx(4.0)  # 0.95 * 100 / 47.5 = 2
     assert graded(True, 94.99, 100.0, 100.0) == pytest.approx(3.0, abs=1e-3)
     assert graded(True, 1e-3, 100.0, 100.0) == 5.0
+
+
+def timed(candidate: float, eager: float, compile: float | None) -> Result:
+    return Result(
+        stage=Stage.DONE,
+        correct=True,
+        candidate_us=Times.of([candidate]),
+        eager_us=Times.of([eager]),
+        compile_us=None if compile is None else Times.of([compile]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ((25.0, 100.0, 50.0), (3.0, 2.0, 3.9259994)),  # 3 + log2(0.95 * 50 / 25)
+        ((25.0, 100.0, None), (2.0, 4.0, 2.0)),
+        ((100.0, 100.0, 50.0), (1.0, 0.5, 1.0)),
+    ],
+)
+def test_reward_of_a_verdict_by_kind(times, expected):
+    kinds = (RewardKind.MILESTONE, RewardKind.RAW_SPEEDUP, RewardKind.GRADED)
+    assert tuple(reward_of(timed(*times), kind) for kind in kinds) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", RewardKind)
+def test_reward_of_wrong_and_failed_verdicts(kind):
+    assert reward_of(Result(stage=Stage.VERIFY, correct=False), kind) == -1.0
+    assert reward_of(Result(stage=Stage.BUILD, infrastructure="disk full"), kind) is None
+    assert reward_of(Result(stage=Stage.VERIFY, correct=True), kind) is None  # nothing was timed

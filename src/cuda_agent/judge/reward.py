@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from enum import StrEnum
+
+from cuda_agent.result import Result
 
 MARGIN = 0.05
 """A candidate is faster when it saves more than this share of the baseline's time (paper, reward)."""
@@ -80,6 +83,41 @@ def graded(
     if base < 3 or candidate is None or eager is None or compile is None:
         return float(base)
     return base + min(cap, max(0.0, math.log2((1 - MARGIN) * min(eager, compile) / candidate)))
+
+
+class RewardKind(StrEnum):
+    """What a verdict is worth in training.
+
+    ``MILESTONE``: the paper's; the default. ``RAW_SPEEDUP``: the paper's ablation. ``GRADED``: milestones,
+    continued above 3.
+    """
+
+    MILESTONE = "milestone"
+    RAW_SPEEDUP = "raw_speedup"
+    GRADED = "graded"
+
+
+def reward_of(result: Result, kind: RewardKind = RewardKind.MILESTONE) -> float | None:
+    """The training reward of a verdict of the full scope, from its times alone.
+
+    Where torch.compile failed, the raw speed-up is over eager, which is then what a user has.
+
+    Returns:
+        The reward; ``None`` where there is none to give: our side failed, or nothing was timed.
+    """
+    if result.infrastructure is not None or result.correct is None:
+        return None
+    if not result.correct:
+        return -1.0
+    if result.candidate_us is None or result.eager_us is None:
+        return None
+    candidate, eager = result.candidate_us.median, result.eager_us.median
+    compiled = None if result.compile_us is None else result.compile_us.median
+    if kind is RewardKind.RAW_SPEEDUP:
+        return raw_speedup(True, candidate, eager if compiled is None else compiled)
+    if kind is RewardKind.GRADED:
+        return graded(True, candidate, eager, compiled)
+    return float(milestone(True, candidate, eager, compiled))
 
 
 def _check(*times: float) -> None:

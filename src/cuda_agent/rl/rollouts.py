@@ -118,6 +118,14 @@ class PackedRollouts:
         """int64 [M]: the position before each acted token, where the model predicts it and V is read."""
         return self.acted_index - 1
 
+    def before_acted(self, outputs: Tensor) -> Tensor:
+        """A model's outputs by position, [N, ...], where it predicts each acted token: [M, ...].
+
+        Of hidden states this gives what log-probabilities, entropies and V(s_t) are computed from, so that
+        logits are never made for other positions.
+        """
+        return outputs[self.predictor_index]
+
     @cached_property
     def acted_ids(self) -> Tensor:
         """int64 [M]: ids of the acted tokens."""
