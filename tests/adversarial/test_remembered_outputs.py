@@ -86,14 +86,9 @@ def test_the_same_kernel_without_a_memory_is_accepted(session: JudgeSession, tmp
 
 
 def test_what_unseen_values_allow() -> None:
-    slow = Samples([1000.0, 1500.0], [200.0, 200.0], [1400.0, 1900.0], [600.0, 600.0])
+    slow = Samples([1000.0, 1500.0], [200.0, 200.0])
     assert least_us(slow, "cuda", eager_us=200.0) == pytest.approx(1000.0 * 0.9 - 10.0)
-    cold = Samples([1000.0, 1500.0], [400.0, 400.0], [1400.0, 1900.0], [800.0, 800.0])
+    cold = Samples([1000.0, 1500.0], [400.0, 400.0])
     assert least_us(cold, "cuda", eager_us=200.0) == pytest.approx(500.0 * 0.9 - 10.0)
-    short = Samples([30.0], [30.0], [300.0], [300.0])
+    short = Samples([30.0], [30.0])
     assert least_us(short, "cpu", eager_us=10.0) == 0.0
-
-
-def test_the_judges_clock_around_unseen_calls_counts_where_samples_are_forged() -> None:
-    forged = Samples([1.0, 1.0], [200.0, 200.0], [5400.0, 5600.0], [600.0, 600.0])
-    assert least_us(forged, "cuda", eager_us=200.0) == pytest.approx((5400.0 - 400.0 - 200.0) * 0.9 - 10.0)

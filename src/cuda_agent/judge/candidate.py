@@ -155,7 +155,7 @@ class Candidate:
         blocks: Mapping[str, Block],
         plans: Sequence[Plan],
         *,
-        go: Block,
+        flags: Block,
         release: Callable[[], None],
     ) -> float:
         """Microseconds of one call on values that are written while it is busy with older ones.
@@ -165,11 +165,11 @@ class Candidate:
         Args:
             blocks: two slots: older values, and where the new ones will be.
             plans: of both.
-            go: one byte of host memory, which ``release`` sets.
-            release: writes the new values, then sets the byte.
+            flags: two bytes of host memory (``timing.time_released``).
+            release: waits for the second, writes the new values, then sets the first.
         """
-        self._share({**blocks, "go": go})
-        self._worker.begin("time_one", slots=list(blocks), plans=list(plans), go="go")
+        self._share({**blocks, "flags": flags})
+        self._worker.begin("time_one", slots=list(blocks), plans=list(plans), flags="flags")
         release()
         answer, _ = self._worker.finish("time_one", limit_s=self._config.run_limit_s)
         return float(answer["sample"])

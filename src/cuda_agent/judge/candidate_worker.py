@@ -189,13 +189,12 @@ class CandidateWorker(Worker):
     def _time_one(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """One call on values that are written while calls on older ones run."""
         seen, new = self._inputs(message)
-        go = self.slots[message["go"]].bytes
         self.timed = []
         sample, output = time_released(
             make_timer(self.device),
             lambda: self.model(*new),
             warm_up=lambda: self.model(*seen),
-            released=lambda: bool(go[0]),
+            flags=self.slots[message["flags"]].bytes,
         )
         self.timed = [(0, output)]
         return {"sample": sample}

@@ -30,6 +30,10 @@ _REMEDIES = {
 }
 
 
+class ReferenceRefused(TaskError):
+    """The reference cannot do what it was asked; its process says so, and goes on."""
+
+
 @dataclass(frozen=True)
 class Drawn:
     """One set of inputs, in memory the judge shares with the reference runner only.
@@ -231,11 +235,11 @@ class Reference:
         plans = [d.plan for d in sets]
         self._ask("burst", slots=names, plans=plans, num_calls=num_calls, keep_last=keep_last)
 
-    def time_one(self, seen: Drawn, new: Drawn, *, go: Block, release: Callable[[], None]) -> float:
+    def time_one(self, seen: Drawn, new: Drawn, *, flags: Block, release: Callable[[], None]) -> float:
         """Microseconds of one eager call, in the way the candidate's is timed (``Candidate.time_one``)."""
-        self._map({"seen": seen.block, "new": new.block, "go": go})
+        self._map({"seen": seen.block, "new": new.block, "flags": flags})
         plans = [seen.plan, new.plan]
-        self._worker.begin("time_one", slots=["seen", "new"], plans=plans, go="go")
+        self._worker.begin("time_one", slots=["seen", "new"], plans=plans, flags="flags")
         release()
         answer, _ = self._worker.finish("time_one", limit_s=self._config.run_limit_s)
         return float(answer["sample"])
@@ -261,7 +265,7 @@ class Reference:
                     if error.kind in (FailureKind.TOO_LARGE, FailureKind.OUT_OF_MEMORY)
                     else f"task {name}: {error}"
                 )
-                raise TaskError(cause, _REMEDIES[error.kind]) from None
+                raise ReferenceRefused(cause, _REMEDIES[error.kind]) from None
             raise InfrastructureError(f"the reference runner failed at {op}: {error}") from None
         except WorkerDied as death:
             if death.killed_from_outside:

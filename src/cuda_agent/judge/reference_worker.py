@@ -229,12 +229,11 @@ class ReferenceWorker(Worker):
     def _time_one(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """One eager call, timed as the candidate's call on the same values is."""
         seen, new = self._sets(message)
-        go = self.slots[message["go"]].bytes
         sample, _ = time_released(
             make_timer(self.device),
             lambda: self.model(*new),
             warm_up=lambda: self.model(*seen),
-            released=lambda: bool(go[0]),
+            flags=self.slots[message["flags"]].bytes,
         )
         return {"sample": sample}
 

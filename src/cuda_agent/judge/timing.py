@@ -152,7 +152,7 @@ def run_burst(
 
 
 def time_released(
-    timer: Timer, call: Callable[[], Any], *, warm_up: Callable[[], Any], released: Callable[[], bool]
+    timer: Timer, call: Callable[[], Any], *, warm_up: Callable[[], Any], flags: torch.Tensor
 ) -> tuple[float, Any]:
     """Time one call on values that are written while warm-up calls run.
 
@@ -160,7 +160,8 @@ def time_released(
         timer: of the device.
         call: runs the module on the new values.
         warm_up: runs it on older ones, so that threads and clocks are as they are in the middle of work.
-        released: says whether the new values are there.
+        flags: two bytes of shared memory: the other side sets the first when the new values are there,
+            and writes them only after the second is set here.
 
     Returns:
         Microseconds, and what the call returned.
@@ -168,7 +169,8 @@ def time_released(
     warm_up()
     timer.calibrate(warm_up)
     gc.collect()
-    while not released():
+    flags[1] = 1
+    while not flags[0]:
         warm_up()
     return timer.sample(call)
 

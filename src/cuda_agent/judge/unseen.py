@@ -22,11 +22,12 @@ from cuda_agent.result import Times
 _NUM_CALLS = (4, 10)
 _BUDGET_S = 2.0
 _NUM_CHECKED = 2
+_READY_LIMIT_S = 10.0
+_POLL_S = 0.0005
 
 # Below this, per call, a slower first look says nothing: caches are cold and idle threads must wake.
 _ALLOWANCE_US = {"cpu": 60.0, "cuda": 10.0}
 _UNCERTAINTY = {"cpu": 0.30, "cuda": 0.10}
-_CLOCK_ALLOWANCE_US = 200.0
 
 
 @dataclass
@@ -35,13 +36,10 @@ class Samples:
 
     Attributes:
         candidate, eager: as the processes measured them, in pairs on the same values.
-        candidate_wall, eager_wall: the judge's own clock around the same calls and their messages.
     """
 
     candidate: list[float] = field(default_factory=list)
     eager: list[float] = field(default_factory=list)
-    candidate_wall: list[float] = field(default_factory=list)
-    eager_wall: list[float] = field(default_factory=list)
 
 
 class OutputWrong(Exception):
@@ -65,12 +63,12 @@ def measure(subject: Subject, case: int, blocks: Mapping[str, Block], sets: Sequ
     chance = random.SystemRandom()
     deadline = time.monotonic() + _BUDGET_S
     checked = set(chance.sample(range(_NUM_CALLS[0]), _NUM_CHECKED))
-    with Block(1, device="cpu") as go:
+    with Block(2, device="cpu") as flags:
         for index in range(_NUM_CALLS[1]):
             if index >= _NUM_CALLS[0] and time.monotonic() > deadline:
                 break
             drawn = subject.reference.draw(case=case)
-            pair = _Pair(subject, drawn, sets[-1], blocks, go, samples)
+            pair = _Pair(subject, drawn, sets[-1], blocks, flags, samples)
             try:
                 for job in chance.sample((pair.candidate, pair.eager), 2):
                     job()
@@ -89,9 +87,8 @@ class _Pair:
     drawn: Drawn
     seen: Drawn
     blocks: Mapping[str, Block]
-    go: Block
+    flags: Block
     samples: Samples
-    _released: float = 0.0
 
     def candidate(self) -> None:
         slot, *_, seen = self.blocks
@@ -99,26 +96,33 @@ class _Pair:
         plans = [self.seen.plan, self.drawn.plan]
 
         def release() -> None:
+            self._await_ready()
             copy_bytes(self.drawn, self.blocks[slot])
             self._release()
 
-        self.go.bytes.zero_()
-        sample = self.subject.candidate.time_one(memory, plans, go=self.go, release=release)
-        self._keep(sample, self.samples.candidate, self.samples.candidate_wall)
+        self.flags.bytes.zero_()
+        sample = self.subject.candidate.time_one(memory, plans, flags=self.flags, release=release)
+        self.samples.candidate.append(sample)
 
     def eager(self) -> None:
-        self.go.bytes.zero_()
-        sample = self.subject.reference.time_one(self.seen, self.drawn, go=self.go, release=self._release)
-        self._keep(sample, self.samples.eager, self.samples.eager_wall)
+        self.flags.bytes.zero_()
+
+        def release() -> None:
+            self._await_ready()
+            self._release()
+
+        sample = self.subject.reference.time_one(self.seen, self.drawn, flags=self.flags, release=release)
+        self.samples.eager.append(sample)
+
+    def _await_ready(self) -> None:
+        """Until warm-up calls run; a process that never says so is released all the same."""
+        deadline = time.monotonic() + _READY_LIMIT_S
+        while not self.flags.bytes[1] and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def _release(self) -> None:
         self.subject.place.synchronize()
-        self._released = time.perf_counter()
-        self.go.bytes.fill_(1)
-
-    def _keep(self, sample: float, samples: list[float], walls: list[float]) -> None:
-        walls.append((time.perf_counter() - self._released) * 1e6)
-        samples.append(sample)
+        self.flags.bytes[0] = 1
 
 
 def _check(subject: Subject, drawn: Drawn) -> None:
@@ -137,9 +141,7 @@ def least_us(samples: Samples, kind: str, *, eager_us: float) -> float:
     """Least time of one call that calls on unseen values allow, microseconds; 0 when they say nothing.
 
     The candidate's quickest call on unseen values (noise only adds, and memory helps none of them), by the
-    factor that eager is slower there than in the blocks, less the uncertainty and the allowance. The
-    judge's clock around the same calls, less what the exchange of messages takes with eager, counts where
-    it says more.
+    factor that eager is slower there than in the blocks, less the uncertainty and the allowance.
 
     Args:
         samples: of :func:`measure`.
@@ -147,8 +149,5 @@ def least_us(samples: Samples, kind: str, *, eager_us: float) -> float:
         eager_us: median of eager in the blocks, microseconds.
     """
     eager = Times.of(samples.eager).median
-    exchange = [wall - own for wall, own in zip(samples.eager_wall, samples.eager, strict=True)]
-    by_own_clock = min(samples.candidate_wall) - Times.of(exchange).median - _CLOCK_ALLOWANCE_US
-    mine = max(min(samples.candidate), by_own_clock)
     scale = min(1.0, eager_us / eager)
-    return max(0.0, mine * scale * (1.0 - _UNCERTAINTY[kind]) - _ALLOWANCE_US[kind])
+    return max(0.0, min(samples.candidate) * scale * (1.0 - _UNCERTAINTY[kind]) - _ALLOWANCE_US[kind])
