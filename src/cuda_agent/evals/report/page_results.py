@@ -10,7 +10,7 @@ from cuda_agent.evals.metrics_records import Pick, Verdict
 from cuda_agent.evals.report.comparison import Comparison
 from cuda_agent.evals.report.published import PublishedRow, published
 from cuda_agent.evals.report.tables import Analysed, BaselineLine, Section
-from cuda_agent.evals.report.text import COLUMNS, number
+from cuda_agent.evals.report.text import COLUMNS, brief, number
 
 
 def results(found: Analysed) -> str:
@@ -19,19 +19,28 @@ def results(found: Analysed) -> str:
     under = (
         f"Track {facts['track']}, precision {facts['precision']}, on {facts['device']}; {facts['versions']}."
     )
-    rows = []
-    for section in found.sections:
-        rows.append(_section_row(section))
-        if section.pick is Pick.BEST and not section.kernel_time:
-            rows += [_line_row(line, section.summary.num_tasks) for line in section.lines]
-    heads = [("set", True), ("picked", True), ("scored / tasks", False), *((t, False) for _, t in COLUMNS)]
+    rest = [s for s in found.sections if not brief(s)]
     return (
         f"<h2>Results: {escape(found.run.name)}</h2>"
         f'<p class="note">{escape(under)} Italic lines: what a baseline reaches on the same tasks with no '
         "kernel of the policy's.</p>"
-        + _table(heads, rows, f"Results of {found.run.name}")
+        + _sections_table([s for s in found.sections if brief(s)], f"Results of {found.run.name}")
+        + (f"<details><summary>{len(rest)} more rows by level</summary>" if rest else "")
+        + (_sections_table(rest, f"More results of {found.run.name}") + "</details>" if rest else "")
         + _counts(found.overall)
     )
+
+
+def _sections_table(sections: Sequence[Section], label: str) -> str:
+    rows, last = [], None
+    for section in sections:
+        rows.append(_section_row(section))
+        # Once for each set of tasks: the lines know of no pick.
+        if last != (section.subset, section.kept):
+            rows += [_line_row(line, section.summary.num_tasks) for line in section.lines]
+        last = (section.subset, section.kept)
+    heads = [("set", True), ("picked", True), ("scored / tasks", False), *((t, False) for _, t in COLUMNS)]
+    return _table(heads, rows, label)
 
 
 def comparison(found: Comparison) -> str:

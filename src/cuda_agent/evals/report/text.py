@@ -62,14 +62,14 @@ def number(name: str, value: float | None) -> str:
 def _run_text(found: Analysed) -> str:
     head = f"{found.run.name}: " + "; ".join(f"{k} {v}" for k, v in found.facts.items())
     rows = [["set", "picked", "scored/tasks", *(title for _, title in COLUMNS)]]
-    for section in filter(_brief, found.sections):
+    for section in filter(brief, found.sections):
         rows.append(_section_cells(section))
         if section.pick is Pick.BEST and not section.kernel_time:
             rows += [_line_cells(line, section.summary.num_tasks) for line in section.lines]
     return "\n".join([head, *aligned(rows), *_overall_lines(found.overall)])
 
 
-def _brief(section: Section) -> bool:
+def brief(section: Section) -> bool:
     """Levels by the best of a trajectory; overall in every way. The page and the JSON have the rest."""
     if section.subset == "overall":
         return True

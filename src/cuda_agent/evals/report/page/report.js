@@ -142,6 +142,10 @@ async function show(row) {
 }
 
 $("#tasks").addEventListener("click", (event) => { const row = event.target.closest("tbody tr"); if (row) show(row); });
-$("#tasks").addEventListener("keydown", (event) => { if (event.key === "Enter" && event.target.matches("tbody tr")) show(event.target); });
+$("#tasks").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || !event.target.matches("tbody tr")) return;
+  event.preventDefault(); // else the same key press reaches the dialog's focused button and closes it
+  show(event.target);
+});
 $("#close").addEventListener("click", () => $("#detail").close());
 filterTasks();
