@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from cuda_agent.evals.metrics import Estimate
+from cuda_agent.evals.metrics import MEASURES, Estimate
 from cuda_agent.evals.metrics_records import Pick, Verdict
 from cuda_agent.evals.report.comparison import Comparison
 from cuda_agent.evals.report.published import PublishedRow, published
@@ -90,11 +90,18 @@ def _our_rows(found: Analysed) -> list[str]:
 
 def _table(heads: Sequence[tuple[str, bool]], rows: Sequence[str], label: str) -> str:
     """A table in a box that scrolls; ``heads`` are (title, is it text), ``rows`` ready markup."""
-    cells = "".join(f'<th scope="col"{" class=text" if text else ""}>{escape(t)}</th>' for t, text in heads)
+    cells = "".join(_head_cell(title, text=text) for title, text in heads)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table>'
         f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _head_cell(title: str, *, text: bool) -> str:
+    """A column's head; one of a measure says on hover what it is."""
+    about = next((MEASURES[name].about for name, head in COLUMNS if head == title), None)
+    hover = f' title="{escape(about)}"' if about else ""
+    return f'<th scope="col"{" class=text" if text else ""}{hover}>{escape(title)}</th>'
 
 
 def _section_row(section: Section) -> str:

@@ -143,7 +143,7 @@ def _reason(scored: Scored, limit: int = 90) -> str:
 
 
 def _text(words: str) -> str:
-    return f'<td class="text">{escape(words)}</td>'
+    return f'<td class="text" title="{escape(words)}">{escape(words)}</td>'
 
 
 def _number(value: float | None, words: str) -> str:

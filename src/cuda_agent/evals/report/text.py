@@ -20,7 +20,7 @@ COLUMNS = (
     ("faster_max_autotune", ">max-auto"),
     ("geomean_eager", "x eager"),
     ("geomean_compile", "x compile"),
-    ("geomean_all_compile", "x all"),
+    ("geomean_all_compile", "x comp. all"),
     ("roofline", "of floor"),
 )
 _SHARES = ("pass", "faster", "surely", "roofline")
