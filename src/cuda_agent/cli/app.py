@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 import cuda_agent
-from cuda_agent.cli import admit_command, inspect_commands, judge_command, optimize_command, report_command
+from cuda_agent.cli import (
+    admit_command,
+    eval_command,
+    inspect_commands,
+    judge_command,
+    optimize_command,
+    report_command,
+)
 
 app = typer.Typer(
     name="cuda-agent",
@@ -48,4 +55,5 @@ app.command()(inspect_commands.compare)
 app.command()(inspect_commands.export)
 app.command()(inspect_commands.doctor)
 app.command()(inspect_commands.new)
+app.command("eval")(eval_command.evaluate)
 app.command()(report_command.report)

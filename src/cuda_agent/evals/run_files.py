@@ -6,7 +6,8 @@
     tasks.jsonl         a line a task: :class:`EvalTask`; a later line of a task takes the place of an earlier
     attempts.jsonl      a line a finished attempt: :class:`EvalAttempt`; likewise
     tasks/ID/           the references: model.py, task.json
-    attempts/ID/SAMPLE/ the run folder of one attempt (cuda_agent.runs.run_folder), and log.txt
+    attempts/ID/SAMPLE/ the run folder of one attempt (cuda_agent.runs.run_folder), and last.json
+    attempts/ID/SAMPLE.log, SAMPLE.json    what its process said, and the line it left
 
 In folder names the ``/`` of an id is a ``-``. The files only grow; a last line torn by a kill is passed
 over. Absent values are ``null``, never 0 or -1.
