@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_agent.evals.metrics_records import EvalAttempt, EvalTask
-from cuda_agent.evals.run_files import EvalFolder, EvalSettings, attempt_line
+from cuda_agent.evals.run_files import Arm, EvalFolder, EvalSettings, attempt_line
 from cuda_agent.result import Fault, Result, Stage, Times, Violation, ViolationKind
 from cuda_agent.trajectory import Ending, Header, Observation, ToolCall, Turn, Usage
 
@@ -39,6 +39,7 @@ def write_eval(
     skill: float = 0.3,
     track: str = "matched",
     turns: int = 5,
+    arm: str = "agent",
 ) -> Path:
     """Write an evaluation folder.
 
@@ -52,6 +53,7 @@ def write_eval(
         taskset="synthetic",
         taskset_hash="0" * 12,
         policy=f"synthetic-{seed}",
+        arm=Arm(arm),
         samples=samples,
         track=track,
         device="cuda",
@@ -109,11 +111,7 @@ def _attempt(
 ) -> EvalAttempt:
     infrastructure = "the worker was lost" if draw.random() < 0.03 else None
     best = None if infrastructure else _verdict(task, draw, skill, track)
-    last = (
-        best
-        if draw.random() < 0.7
-        else (None if infrastructure else _verdict(task, draw, skill - 0.1, track))
-    )
+    last = best if draw.random() < 0.8 or best is None else _broken(task, track)
     return EvalAttempt(
         id=task.id,
         sample=sample,
@@ -128,6 +126,12 @@ def _attempt(
         cost_usd=None if draw.random() < 0.2 else draw.uniform(0.01, 2.0),
         infrastructure=infrastructure,
     )
+
+
+def _broken(task: EvalTask, track: str) -> Result:
+    """The agent went on after its best version, and left a wrong one."""
+    facts: dict[str, Any] = {"track": track, "device": DEVICE, "versions": _VERSIONS}
+    return Result(stage=Stage.VERIFY, compiled=True, correct=False, reward=-1, candidate_hash="dead", **facts)
 
 
 def _verdict(task: EvalTask, draw: random.Random, skill: float, track: str) -> Result:
@@ -157,8 +161,9 @@ def _verdict(task: EvalTask, draw: random.Random, skill: float, track: str) -> R
         )
     eager = (task.baselines or {}).get("eager_us", 500.0)
     compiled = (task.baselines or {}).get("compile_us", 400.0)
+    floor = (task.baselines or {}).get("floor_us", 0.0) * 1.05
     speed = draw.lognormvariate(skill, 0.4)
-    times = {"eager_us": eager, "compile_us": compiled, "candidate_us": compiled / speed}
+    times = {"eager_us": eager, "compile_us": compiled, "candidate_us": max(compiled / speed, floor)}
     samples = {n: Times.of([t * draw.uniform(0.97, 1.05) for _ in range(30)]) for n, t in times.items()}
     ratio = {n: samples[f"{n}_us"].median / samples["candidate_us"].median for n in ("eager", "compile")}
     saved = {n: 1 - 1 / r for n, r in ratio.items()}

@@ -17,11 +17,11 @@ def report(
     json_: JsonOption = False,
 ) -> None:
     """Report one evaluation, or several side by side."""
-    from cuda_agent.evals.report.reading import read_run
+    from cuda_agent.evals.report.reading import read_runs
     from cuda_agent.evals.report.tables import analyse
     from cuda_agent.evals.report.text import json_of, text_of
 
-    found = {run: analyse(read_run(run)) for run in runs}
+    found = {root: analyse(run) for root, run in read_runs(runs).items()}
     if out is not None:
         from cuda_agent.evals.report.page import html_report
         from cuda_agent.runs.run_folder import write_text
