@@ -85,6 +85,16 @@ def test_each_trivial_answer_is_found(degenerate: Task, expected: tuple[set[Triv
 
 
 @pytest.mark.slow
+def test_derived_inputs_that_are_not_in_the_domain_are_dropped() -> None:
+    picky = task("assert (x[0] >= 0).all(); return torch.sqrt(0.5 - x[0] * 0.4) * 0 + x[0].abs()")
+    admission = admit(picky, CONFIG)
+    assert {"sign_flip", "scale_up"} <= set(admission.dropped)
+    assert "scale_down" in admission.checks
+    assert passing(admission)[JUDGE] == {IDENTITY}
+    assert admission.reason == ""
+
+
+@pytest.mark.slow
 def test_a_case_of_several_is_enough_to_refuse() -> None:
     cases = task(
         "return torch.relu(x[0])",

@@ -80,7 +80,7 @@ class Admission:
         trials: by protocol and answer.
         reason: why the task could not be tried, or not to the end; empty otherwise.
         checks: the checks made, in order; none is made once every answer is refused.
-        dropped: derived inputs that the reference is not finite on.
+        dropped: derived inputs that the reference raises on or is not finite on.
         inputs: of the first draw, in words.
     """
 

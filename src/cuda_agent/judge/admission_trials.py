@@ -1,12 +1,12 @@
-"""The work behind :func:`cuda_agent.judge.admission.admit`: which checks, in which order, and the tally."""
+"""The work behind :func:`cuda_agent.judge.admission.admit`: which checks, in which order, how long."""
 
 from __future__ import annotations
 
 import math
 import time
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,19 +15,16 @@ from torch import Tensor
 from cuda_agent.config import JudgeConfig, Track
 from cuda_agent.errors import TaskError
 from cuda_agent.judge import exchange, probes
-from cuda_agent.judge.admission import Protocol, Trial, TrivialAnswer
+from cuda_agent.judge.admission import Protocol, TrivialAnswer
+from cuda_agent.judge.admission_tally import Check, Trials
 from cuda_agent.judge.devicemem import DeviceMemoryError
 from cuda_agent.judge.devices import Place
 from cuda_agent.judge.exchange import Block
-from cuda_agent.judge.reference import Drawn, Expected, Reference
-from cuda_agent.judge.trivial import (
-    TOLERANCES,
-    Contract,
-    mean_like,
-    unit_error,
-    views_like,
-    zeros_like,
-)
+from cuda_agent.judge.reference import Drawn, Expected, ReferenceRefused
+from cuda_agent.judge.trivial import mean_like, views_like, zeros_like
+from cuda_agent.judge.worker import Refused
+
+__all__ = ["Admitter", "Runner", "Trials"]
 
 _PERTURBED_DRAWS = 2
 # Bytes in use at once, in units of the outputs (eager and float64, in both processes and between them, and
@@ -35,99 +32,21 @@ _PERTURBED_DRAWS = 2
 _OUTPUTS_HELD, _INPUTS_HELD, _WEIGHTS_HELD = 9, 3, 3
 
 
-@dataclass
-class _Tally:
-    """One answer under one protocol so far: worst error over allowance, and where."""
+class Runner(typing.Protocol):
+    """What an :class:`Admitter` asks of a reference (:class:`cuda_agent.judge.reference.Reference`)."""
 
-    ratio: float | None = None
-    check: str = ""
-    void: str = ""
-
-
-class Trials:
-    """What each answer came to so far; one that was refused is not tried again under that protocol.
-
-    Attributes:
-        checks: made so far, in order.
-        dropped: derived inputs on which the reference is not finite.
-        inputs: of the first draw, in words.
-    """
-
-    def __init__(self, protocols: Sequence[Protocol]) -> None:
-        self.checks: list[str] = []
-        self.dropped: list[str] = []
-        self.inputs: tuple[str, ...] = ()
-        self._tallies = {p: {answer: _Tally() for answer in TrivialAnswer} for p in protocols}
-
-    def alive(self, protocol: Protocol) -> list[TrivialAnswer]:
-        """Answers that apply and that nothing refused yet."""
-        tallies = self._tallies.get(protocol, {})
-        return [a for a, t in tallies.items() if not t.void and (t.ratio is None or t.ratio <= 1)]
-
-    def record(self, protocol: Protocol, answer: TrivialAnswer, ratio: float, check: str) -> None:
-        """Take in one comparison: error over allowance."""
-        tally = self._tallies[protocol][answer]
-        if tally.ratio is None or ratio > tally.ratio:
-            tally.ratio, tally.check = ratio, check
-
-    def void(self, answer: TrivialAnswer, why: str) -> None:
-        """An answer that does not apply to the task."""
-        for tallies in self._tallies.values():
-            tallies[answer].void = why
-
-    def results(self, reason: str) -> dict[Protocol, dict[TrivialAnswer, Trial]]:
-        """Everything as data; with a reason, answers not refused by then are undecided."""
-        return {
-            protocol: {answer: _trial(tally, reason) for answer, tally in tallies.items()}
-            for protocol, tallies in self._tallies.items()
-        }
-
-
-def _trial(tally: _Tally, reason: str) -> Trial:
-    if tally.void:
-        return Trial(None, detail=tally.void)
-    if tally.ratio is not None and tally.ratio > 1:
-        return Trial(False, tally.ratio, tally.check)
-    if reason or tally.ratio is None:
-        return Trial(None, tally.ratio, tally.check, reason or "no check was made")
-    return Trial(True, tally.ratio, tally.check)
-
-
-class _Check:
-    """One set of inputs, what the reference gives for it, and for another input (same weights).
-
-    Args:
-        name: of the check.
-        drawn, expected: inputs and outputs.
-        source: the outputs for another input.
-        track: the judge's contract.
-    """
-
-    def __init__(
-        self, name: str, drawn: Drawn, expected: Expected, *, source: list[Tensor], track: Track
-    ) -> None:
-        self.name = name
-        self.drawn = drawn
-        self.source = source
-        self.truth = list(exchange.leaves(expected.outputs))
-        truth64: list[Tensor | None] = [None] * len(self.truth)
-        if expected.outputs64 is not None:
-            truth64 = list(exchange.leaves(expected.outputs64))
-        self._contracts = [
-            Contract(leaf, wide, track, finite=expected.finite)
-            for leaf, wide in zip(self.truth, truth64, strict=True)
-        ]
-
-    def ratios(self, index: int, answer: Tensor, protocols: Sequence[Protocol]) -> dict[Protocol, float]:
-        """Error of an answer for output ``index`` over what each protocol allows."""
-        found = {}
-        plain = [p for p in protocols if p in TOLERANCES]
-        if plain:
-            error = unit_error(answer, self.truth[index])
-            found = {protocol: error / TOLERANCES[protocol] for protocol in plain}
-        if Protocol.JUDGE in protocols:
-            found[Protocol.JUDGE] = self._contracts[index].ratio(answer)
-        return found
+    @property
+    def weights(self) -> tuple[float, ...]: ...
+    @property
+    def state(self) -> dict[str, Tensor]: ...
+    @property
+    def load_plan(self) -> exchange.Plan: ...
+    def load(self, seed: int) -> None: ...
+    def construct_other(self, seed: int) -> bool: ...
+    def set_state(self, plan: exchange.Plan, block: Block) -> None: ...
+    def draw(self, *, case: int, seed: int) -> Drawn: ...
+    def run(self, drawn: Drawn, *, float64: bool, check: bool = False) -> Expected: ...
+    def run_other(self, drawn: Drawn) -> Expected: ...
 
 
 class Admitter:
@@ -142,7 +61,7 @@ class Admitter:
     """
 
     def __init__(
-        self, reference: Reference, config: JudgeConfig, place: Place, *, trials: Trials, limit_s: float
+        self, reference: Runner, config: JudgeConfig, place: Place, *, trials: Trials, limit_s: float
     ) -> None:
         self._reference = reference
         self._place = place
@@ -259,29 +178,42 @@ class Admitter:
     ) -> None:
         source = self._source(case)
         self._in_time()
-        float64 = self._track is Track.MATCHED and bool(self._trials.alive(Protocol.JUDGE))
-        with closing(self._reference.run(drawn, float64=float64)) as expected:
+        expected = self._run(name, drawn, may_fail=must_be_finite)
+        if expected is None:
+            return
+        with closing(expected):
             if must_be_finite and not expected.finite:
                 self._trials.dropped.append(name)
                 return
             self._trials.checks.append(name)
-            check = _Check(name, drawn, expected, source=source, track=self._track)
+            check = Check(name, drawn, expected, source=source, track=self._track)
             for answer in TrivialAnswer:
                 wanted = [p for p in protocols if answer in self._trials.alive(p)]
                 if wanted:
                     self._try_answer(answer, check, wanted)
-            del check
+            del check  # its tensors lie in memory that goes now
 
-    def _try_answer(self, answer: TrivialAnswer, check: _Check, protocols: Sequence[Protocol]) -> None:
+    def _run(self, name: str, drawn: Drawn, *, may_fail: bool) -> Expected | None:
+        """Expected outputs; ``None`` where the reference raises on inputs that are not its own draw."""
+        float64 = self._track is Track.MATCHED and bool(self._trials.alive(Protocol.JUDGE))
+        try:
+            return self._reference.run(drawn, float64=float64)
+        except (ReferenceRefused, Refused):  # Refused: where it runs in this process
+            if not may_fail:
+                raise
+            self._trials.dropped.append(name)
+            return None
+
+    def _try_answer(self, answer: TrivialAnswer, check: Check, protocols: Sequence[Protocol]) -> None:
         if answer is TrivialAnswer.IDENTITY:
             self._try_identity(check, protocols)
             return
         with self._answers(answer, check) as leaves:
-            for protocol, ratio in _worst(check, leaves, protocols).items():
+            for protocol, ratio in check.worst(leaves, protocols).items():
                 self._trials.record(protocol, answer, ratio, check.name)
 
     @contextmanager
-    def _answers(self, answer: TrivialAnswer, check: _Check) -> Iterator[list[Tensor]]:
+    def _answers(self, answer: TrivialAnswer, check: Check) -> Iterator[list[Tensor]]:
         if answer is TrivialAnswer.OTHER_WEIGHTS:
             with closing(self._reference.run_other(check.drawn)) as other:
                 yield list(exchange.leaves(other.outputs))
@@ -292,7 +224,7 @@ class Admitter:
         else:
             yield [mean_like(was, now) for was, now in zip(check.source, check.truth, strict=False)]
 
-    def _try_identity(self, check: _Check, protocols: Sequence[Protocol]) -> None:
+    def _try_identity(self, check: Check, protocols: Sequence[Protocol]) -> None:
         """For each output the way of returning an input that errs least, over all checks so far."""
         inputs = list(exchange.leaves(exchange.read(check.drawn.plan, check.drawn.block, copy=False)))
         views = [views_like(inputs, leaf) for leaf in check.truth]
@@ -307,7 +239,7 @@ class Admitter:
             self._trials.record(protocol, TrivialAnswer.IDENTITY, ratio, check.name)
 
     def _least(
-        self, index: int, check: _Check, views: Mapping[str, Tensor], protocols: Sequence[Protocol]
+        self, index: int, check: Check, views: Mapping[str, Tensor], protocols: Sequence[Protocol]
     ) -> dict[Protocol, float]:
         known = {p: self._views.setdefault((p, index), dict.fromkeys(views, 0.0)) for p in protocols}
         for name in {name for ratios in known.values() for name in ratios}:
@@ -343,16 +275,6 @@ class Admitter:
                 f"too large for {self._place.device}: its checks take {needed / 2**30:.1f} GiB, "
                 f"{free / 2**30:.1f} GiB are free"
             )
-
-
-def _worst(check: _Check, leaves: Sequence[Tensor], protocols: Sequence[Protocol]) -> dict[Protocol, float]:
-    if len(leaves) != len(check.truth):
-        return dict.fromkeys(protocols, math.inf)
-    worst = dict.fromkeys(protocols, 0.0)
-    for index, leaf in enumerate(leaves):
-        for protocol, ratio in check.ratios(index, leaf, protocols).items():
-            worst[protocol] = max(worst[protocol], ratio)
-    return worst
 
 
 def _free_bytes(place: Place) -> int:

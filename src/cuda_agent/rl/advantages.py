@@ -17,7 +17,8 @@ from torch import Tensor
 from cuda_agent.rl.rollouts import spread, with_zero
 
 ALPHA = 0.05
-_NOTHING = 1e-6
+# Advantages of a float32 critic differ by this share of the outcomes' size when it is exactly right.
+_ROUNDING = 1e-6
 _SHORT = 16
 
 
@@ -122,29 +123,35 @@ def explained_variance(predictions: Tensor, outcomes: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, sum, sum of squares and largest magnitude of numbers on all ranks: float64 [] each."""
+    """Of numbers on all ranks: float64 [] each.
+
+    Attributes:
+        count, total, squares: number, sum and sum of squares.
+        scale: magnitude against which differences between the numbers are rounding.
+    """
 
     count: Tensor
     total: Tensor
     squares: Tensor
-    largest: Tensor
+    scale: Tensor
 
     @classmethod
-    def of(cls, numbers: Tensor) -> Moments:
-        """Of one rank's numbers."""
+    def of(cls, numbers: Tensor, computed_from: Tensor | None = None) -> Moments:
+        """Of one rank's numbers; their scale is that of what they are differences of, if larger."""
         x = numbers.detach().double()
-        largest = x.abs().max() if x.numel() else x.new_zeros(())
-        return cls(x.new_tensor(float(x.numel())), x.sum(), x.square().sum(), largest)
+        both = x if computed_from is None else torch.cat([x, computed_from.detach().double()])
+        scale = both.abs().max() if both.numel() else x.new_zeros(())
+        return cls(x.new_tensor(float(x.numel())), x.sum(), x.square().sum(), scale)
 
     def across_ranks(self) -> Moments:
         """Of all ranks' numbers, where torch.distributed runs; else unchanged."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return self
         sums = torch.stack([self.count, self.total, self.squares])
-        largest = self.largest.clone()
+        scale = self.scale.clone()
         torch.distributed.all_reduce(sums)
-        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
-        return Moments(sums[0], sums[1], sums[2], largest)
+        torch.distributed.all_reduce(scale, op=torch.distributed.ReduceOp.MAX)
+        return Moments(sums[0], sums[1], sums[2], scale)
 
 
 def whiten(advantages: Tensor, moments: Moments | None = None) -> Tensor:
@@ -159,7 +166,7 @@ def whiten(advantages: Tensor, moments: Moments | None = None) -> Tensor:
     count = moments.count.clamp(min=1)
     mean = moments.total / count
     deviation = (moments.squares / count - mean.square()).clamp(min=0).sqrt()
-    constant = deviation <= _NOTHING * moments.largest
+    constant = deviation <= _ROUNDING * moments.scale
     scale = torch.where(constant, torch.zeros_like(deviation), 1.0 / deviation.clamp(min=1e-300))
     return (advantages.double() - mean) * scale
 

@@ -163,13 +163,13 @@ def estimate(batch: PackedRollouts, values: Tensor, config: PpoConfig) -> Estima
     advantages = gae(rewards, values, lengths, gamma=config.gamma, lam=lam)
     target_lambda = 1.0 if config.value_target is ValueTarget.MC else config.paper_lambda
     targets = value_targets(rewards, values, lengths, gamma=config.gamma, lam=target_lambda)
-    return Estimates(_whitened(advantages, config), targets, token_shares(lengths))
+    return Estimates(_whitened(advantages, batch, config), targets, token_shares(lengths))
 
 
 def critic_free(batch: PackedRollouts, config: PpoConfig) -> Tensor:
     """Advantages [M] without a critic: the leave-one-out baseline of each trajectory's task."""
     per_trajectory = leave_one_out(batch.outcomes, batch.groups)
-    return _whitened(spread(per_trajectory, batch.acted_lengths), config)
+    return _whitened(spread(per_trajectory, batch.acted_lengths), batch, config)
 
 
 def actor_terms(
@@ -209,5 +209,7 @@ def minibatches(
     return (part for part in order.tensor_split(num_minibatches) if part.numel())
 
 
-def _whitened(advantages: Tensor, config: PpoConfig) -> Tensor:
-    return whiten(advantages, Moments.of(advantages).across_ranks()) if config.whiten else advantages
+def _whitened(advantages: Tensor, batch: PackedRollouts, config: PpoConfig) -> Tensor:
+    if not config.whiten:
+        return advantages
+    return whiten(advantages, Moments.of(advantages, batch.outcomes).across_ranks())
