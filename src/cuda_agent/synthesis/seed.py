@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ class Seed:
     options: tuple[OptionRule, ...] = ()
     inputs: tuple[InputRule, ...] = ()
     forms: tuple[Form, ...] = ()
-    traits: Traits = Traits()
+    traits: Traits = field(default_factory=Traits)
     spelling: Spelling | None = None
     aliases: tuple[str, ...] = ()
     version: str = ""
