@@ -97,11 +97,14 @@ def test_a_row_opens_its_sources_and_turns_as_text(shown: Browser) -> None:
 
 
 def test_a_keyboard_is_enough(shown: Browser) -> None:
-    shown.script("document.querySelector('#tasks tbody tr').focus()")
-    shown.type("#tasks tbody tr", "\ue007")  # Enter
+    shown.type("#tasks tbody tr:nth-child(3) button", "\ue007")  # Enter
     shown.wait("document.querySelectorAll('#detail .turn').length > 0")
     assert shown.script("return document.querySelector('#detail').open")
     assert shown.script("return document.activeElement.closest('#detail') !== null")
+    shown.type("#close", "\ue007")
+    assert not shown.script("return document.querySelector('#detail').open")
+    back = "return document.activeElement.closest('tr') === document.querySelectorAll('#tasks tbody tr')[2]"
+    assert shown.script(back)
 
 
 def test_plots_are_drawn_and_named(shown: Browser) -> None:
@@ -126,7 +129,7 @@ def test_plots_are_drawn_and_named(shown: Browser) -> None:
 def test_ours_and_published_rows_name_track_and_device(shown: Browser) -> None:
     ours = shown.texts("tr.ours")
     assert any("first (ours)" in row and "matched" in row and "Synthetic device" in row for row in ours)
-    assert any("CUDA Agent (published)" in row and "H20" in row for row in shown.texts("main tbody tr"))
+    assert any("CUDA Agent (published)" in row and "not named" in row for row in shown.texts("main tbody tr"))
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1300, False), (420, True)])

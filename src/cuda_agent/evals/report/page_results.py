@@ -71,7 +71,7 @@ def published_table(runs: Sequence[Analysed]) -> str:
 def _published_row(row: PublishedRow, track: str) -> str:
     shares = [f"{100 * v:.1f} %" for v in (row.pass_rate, row.faster_eager, row.faster_compile)]
     means = [f"{v:.2f}x" for v in (row.geomean_eager, row.geomean_compile)]
-    words = [row.subset.replace("level", "level "), f"{row.model} (published)", track, "H20 pool"]
+    words = [row.subset.replace("level", "level "), f"{row.model} (published)", track, "not named"]
     return f"<tr>{''.join(_cell(w, text=True) for w in words)}{''.join(map(_cell, [*shares, *means]))}</tr>"
 
 

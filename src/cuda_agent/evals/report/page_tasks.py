@@ -100,7 +100,7 @@ def _row(row: TaskRow) -> str:
     tokens = attempt.prompt_tokens + attempt.completion_tokens
     cells = [
         _text(row.run.name),
-        _text(task.id),
+        f'<td class="text"><button type="button" class="open">{escape(task.id)}</button></td>',
         _text(task.name),
         _number(task.level, str(task.level) if task.level is not None else "-"),
         _number(attempt.sample, str(attempt.sample)),
@@ -125,7 +125,7 @@ def _row(row: TaskRow) -> str:
         "title": title,
     }
     data = " ".join(f'data-{k}="{escape(v)}"' for k, v in facts.items())
-    return f'<tr tabindex="0" {data}>{"".join(cells)}</tr>'
+    return f"<tr {data}>{''.join(cells)}</tr>"
 
 
 def _reason(scored: Scored, limit: int = 90) -> str:

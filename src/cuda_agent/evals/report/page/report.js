@@ -28,7 +28,7 @@ function sortBy(table, index, button) {
 }
 
 $$("table.sortable").forEach((table) =>
-  $$("th button", table).forEach((button, index) => button.addEventListener("click", () => sortBy(table, index, button))));
+  $$("thead button", table).forEach((button, index) => button.addEventListener("click", () => sortBy(table, index, button))));
 
 function filterTasks() {
   const words = $("#f-text").value.trim().toLowerCase();
@@ -142,10 +142,5 @@ async function show(row) {
 }
 
 $("#tasks").addEventListener("click", (event) => { const row = event.target.closest("tbody tr"); if (row) show(row); });
-$("#tasks").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || !event.target.matches("tbody tr")) return;
-  event.preventDefault(); // else the same key press reaches the dialog's focused button and closes it
-  show(event.target);
-});
 $("#close").addEventListener("click", () => $("#detail").close());
 filterTasks();
