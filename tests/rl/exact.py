@@ -18,12 +18,12 @@ from torch import Tensor
 from cuda_agent.trajectory import Ending, Header, TokenRecord, Trajectory, Turn
 
 NUM_ACTIONS = 3
-PROMPTS = ((5,), (6, 7))
+PROMPTS = ((0,), (1, 2))
 NUM_ACTED = 3
 
 
 def observation(first: int, second: int) -> tuple[int, ...]:
-    """Ids that the policy could sample too: a mask that lets them through is not seen by an index error."""
+    """Ids that the policy could sample too, as the prompts: a wrong mask meets no index error."""
     return (first,) if second % 2 else (second, 1)
 
 
