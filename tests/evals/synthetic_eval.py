@@ -200,17 +200,24 @@ def _run_folder(folder: Path, task: EvalTask, line: EvalAttempt, turns: int) -> 
 
 def _write_trajectory(path: Path, header: Header, line: EvalAttempt, turns: int) -> None:
     records: list[dict[str, Any]] = [{"type": "header", **dataclasses.asdict(header)}]
+    words = random.Random(str(path.parent.name) + header.task_hash)
     for i in range(turns):
         turn = Turn(
             index=i,
             text=f"I will vectorise the loads, step {i}. {HOSTILE}",
             calls=(ToolCall(f"c{i}", "bash", {"command": f"bash utils/compile.sh # {HOSTILE}"}),),
-            observations=(
-                Observation(f"c{i}", "built in 2.1 s\n" * 30 + HOSTILE, is_error=i == 1, seconds=2.1),
-            ),
+            observations=(Observation(f"c{i}", _output(words) + HOSTILE, is_error=i == 1, seconds=2.1),),
             usage=Usage(1000 * i, 200),
             seconds=7.5,
         )
         records.append({"type": "turn", **dataclasses.asdict(turn)})
     records.append({"type": "end", "ending": str(line.ending), "detail": ""})
     path.write_text("".join(json.dumps(r) + "\n" for r in records))
+
+
+def _output(words: random.Random) -> str:
+    """About 3 kB that compress no better than what a compiler or a profiler prints."""
+    return "".join(
+        f"kernel_{words.randrange(99)}: {words.uniform(1, 999):.3f} us of {words.randrange(9999)}\n"
+        for _ in range(100)
+    )
