@@ -79,7 +79,7 @@ MUTANTS = {
         "advantages",
         "    following = torch.cat([values[1:], values.new_zeros(1)]) * goes_on",
         "    following = torch.cat([values[1:], values.new_zeros(1)])",
-        "exact_gradient",
+        "advantages_by_hand",
     ),
     "trajectories run into each other": (
         "advantages",
