@@ -54,21 +54,24 @@ def test_best_single_is_the_mean_over_all_draws(k: int) -> None:
 
 
 def test_the_agents_budget_buys_single_answers() -> None:
-    found = {
-        c.name: c for c in equal_budget(run([right(1.5)], calls=7), run(ANSWERS, calls=3), Budget.JUDGE_CALLS)
-    }
-    assert (found["pass"].mean_k, found["pass"].num_short) == (2.0, 0)
+    found = equal_budget(run([right(1.5)], calls=7), run(ANSWERS, calls=3), Budget.JUDGE_CALLS)
+    assert (found.num_tasks, found.mean_k, found.num_short) == (1, 2.0, 0)
+    by_name = {d.name: d for d in found.differences}
     # Of ten pairs only the one of both wrong answers fails.
-    assert found["pass"].single == pytest.approx(0.9)
-    assert found["pass"].agent == 1.0
-    assert found["geomean_all_compile"].agent == pytest.approx(1.5)
+    assert by_name["pass"].first == pytest.approx(0.9)
+    assert by_name["pass"].second == 1.0
+    assert by_name["pass"].change == pytest.approx(0.1)
+    assert by_name["geomean_all_compile"].second == pytest.approx(1.5)
 
 
 def test_too_few_single_answers_are_told() -> None:
     found = equal_budget(run([right(1.5)], calls=100), run(ANSWERS, calls=1), Budget.JUDGE_CALLS)
-    assert (found[0].mean_k, found[0].num_short) == (5.0, 1)
+    assert (found.mean_k, found.num_short) == (5.0, 1)
 
 
 def test_an_unknown_budget_compares_nothing() -> None:
-    assert equal_budget(run([right(1.5)], calls=7), run(ANSWERS, calls=3), Budget.TOKENS) == []
-    assert equal_budget(run([right(1.5)], calls=7, tokens=9), run(ANSWERS, calls=3, tokens=3), Budget.TOKENS)
+    assert equal_budget(run([right(1.5)], calls=7), run(ANSWERS, calls=3), Budget.TOKENS).num_tasks == 0
+    priced = equal_budget(
+        run([right(1.5)], calls=7, tokens=9), run(ANSWERS, calls=3, tokens=3), Budget.TOKENS
+    )
+    assert (priced.num_tasks, priced.mean_k) == (1, 3.0)

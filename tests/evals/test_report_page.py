@@ -118,7 +118,7 @@ def test_a_run_against_itself_differs_by_nothing(folder: Path) -> None:
 
 def test_a_better_run_is_told_apart(tmp_path: Path) -> None:
     runs = [
-        read_run(write_eval(tmp_path / name, num_tasks=60, seed=seed, skill=skill))
+        read_run(write_eval(tmp_path / name, num_tasks=60, seed=seed, skill=skill, turns=0))
         for name, seed, skill in (("weak", 1, 0.0), ("strong", 2, 0.6))
     ]
     found = {d.name: d for d in compare_runs(*runs)[1]}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-
-from cuda_agent.evals.metrics import MEASURES, Measure
-from cuda_agent.evals.metrics_bootstrap import draw, interval, mean_over_tasks, resampled_means
-from cuda_agent.evals.metrics_estimators import Interval, best_at_k, pass_at_k
+from cuda_agent.evals.metrics import MEASURES
+from cuda_agent.evals.metrics_difference import Difference, difference
+from cuda_agent.evals.metrics_estimators import best_at_k, last_at_k, pass_at_k
 from cuda_agent.evals.metrics_records import EvalAttempt, EvalRun
 from cuda_agent.evals.metrics_scored import Scored, counted, score
 
@@ -32,31 +29,21 @@ _SPENT: dict[Budget, Callable[[EvalAttempt], int]] = {
 
 
 @dataclass(frozen=True)
-class Contest:
-    """One metric of the agent and of the best of k single answers, at equal budget.
+class EqualBudget:
+    """The agent against the best of k single answers.
 
     Attributes:
-        budget, name, about, geometric: what is compared.
-        agent, single: values over the common tasks.
-        change: agent less single, or agent over single where the mean is geometric.
-        interval: 95 % interval of ``change``, tasks drawn together; the estimator of a task's single
-            answers is taken as it is.
-        num_tasks: common tasks with a known budget.
+        num_tasks: common tasks with a known budget; 0: nothing is compared.
         mean_k: single answers that the agent's spending on a task buys, mean over tasks.
         num_short: tasks with fewer single answers than that: k is then all of them, which favours the agent.
+        differences: first the single answers, second the agent, so that a gain is the agent's. The
+            estimator of a task's single answers is not resampled.
     """
 
-    budget: Budget
-    name: str
-    about: str
-    geometric: bool
-    agent: float | None
-    single: float | None
-    change: float | None
-    interval: Interval | None
     num_tasks: int
     mean_k: float
     num_short: int
+    differences: tuple[Difference, ...]
 
 
 @dataclass(frozen=True)
@@ -70,14 +57,21 @@ class _Pairing:
         return min(self.affordable, len(self.single))
 
 
-def equal_budget(agent: EvalRun, single: EvalRun, budget: Budget) -> list[Contest]:
-    """Every measure of :data:`COMPARED`; empty where no common task has a known budget.
+def equal_budget(agent: EvalRun, single: EvalRun, budget: Budget) -> EqualBudget:
+    """Every measure of :data:`COMPARED`.
 
     The agent's spending on a task, mean over its attempts, buys k = floor(agent's / one single answer's)
     single answers, at least one. The best of k is exact over all draws of k of the n that were made.
     """
     pairs = _pairings(agent, single, budget)
-    return [_contest(name, MEASURES[name], pairs, budget) for name in COMPARED] if pairs else []
+    if not pairs:
+        return EqualBudget(0, 0.0, 0, ())
+    return EqualBudget(
+        num_tasks=len(pairs),
+        mean_k=sum(p.k for p in pairs) / len(pairs),
+        num_short=sum(p.affordable > len(p.single) for p in pairs),
+        differences=tuple(_difference(name, pairs) for name in COMPARED),
+    )
 
 
 def best_single(measure: str, group: Sequence[Scored], k: int) -> float | None:
@@ -96,8 +90,7 @@ def best_single(measure: str, group: Sequence[Scored], k: int) -> float | None:
         return pass_at_k(len(known), sum(v > 0 for v in known), k)
     # A failure's 0 must not hide a correct but slower answer: failures are the first in order.
     order = sorted(zip((s.correct for s in group), known, strict=True))
-    total = math.comb(len(order), k)
-    return math.fsum(v * math.comb(i, k - 1) / total for i, (_, v) in enumerate(order))
+    return last_at_k([value for _, value in order], k)
 
 
 def _pairings(agent: EvalRun, single: EvalRun, budget: Budget) -> list[_Pairing]:
@@ -115,30 +108,6 @@ def _pairings(agent: EvalRun, single: EvalRun, budget: Budget) -> list[_Pairing]
     return pairs
 
 
-def _contest(name: str, measure: Measure, pairs: Sequence[_Pairing], budget: Budget) -> Contest:
-    ours = measure.values([p.agent for p in pairs])
-    theirs = [[best_single(name, p.single, p.k)] for p in pairs]
-    means = [mean_over_tasks(ours), mean_over_tasks(theirs)]
-    spread = None
-    if len(pairs) > 1:
-        draws = draw([len(p.agent) for p in pairs])
-        paired = draw([1] * len(pairs), paired=draws)
-        spread = interval(np.subtract(resampled_means(ours, draws), resampled_means(theirs, paired)))
-    change = None if means[0] is None or means[1] is None else means[0] - means[1]
-    if measure.geometric:
-        means = [None if m is None else math.exp(m) for m in means]
-        change = None if change is None else math.exp(change)
-        spread = spread and Interval(math.exp(spread.low), math.exp(spread.high))
-    return Contest(
-        budget=budget,
-        name=name,
-        about=measure.about,
-        geometric=measure.geometric,
-        agent=means[0],
-        single=means[1],
-        change=change,
-        interval=spread,
-        num_tasks=len(pairs),
-        mean_k=sum(p.k for p in pairs) / len(pairs),
-        num_short=sum(p.affordable > len(p.single) for p in pairs),
-    )
+def _difference(name: str, pairs: Sequence[_Pairing]) -> Difference:
+    single = [[best_single(name, p.single, p.k)] for p in pairs]
+    return difference(name, single, MEASURES[name].values([p.agent for p in pairs]))

@@ -36,15 +36,24 @@ def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
 def best_at_k(values: Sequence[float], k: int) -> float:
     """Expected maximum over k values drawn without replacement from n.
 
-    Exact: with values ascending, the i-th (from 0) is the maximum of C(i, k - 1) of the C(n, k) draws.
+    Raises:
+        ValueError: not 1 <= k <= number of values.
+    """
+    return last_at_k(sorted(values), k)
+
+
+def last_at_k(ordered: Sequence[float], k: int) -> float:
+    """Expected value of the last in order among k drawn without replacement from n.
+
+    Exact: the i-th (from 0) is the last of C(i, k - 1) of the C(n, k) draws.
 
     Raises:
         ValueError: not 1 <= k <= number of values.
     """
-    if not 1 <= k <= len(values):
-        raise ValueError(f"the best of {k} of {len(values)} values is not defined")
-    total = comb(len(values), k)
-    return math.fsum(value * (comb(i, k - 1) / total) for i, value in enumerate(sorted(values)))
+    if not 1 <= k <= len(ordered):
+        raise ValueError(f"the best of {k} of {len(ordered)} values is not defined")
+    total = comb(len(ordered), k)
+    return math.fsum(value * (comb(i, k - 1) / total) for i, value in enumerate(ordered))
 
 
 def geomean(values: Sequence[float]) -> float | None:

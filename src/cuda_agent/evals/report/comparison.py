@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from cuda_agent.evals.metrics import MEASURES, Measure
-from cuda_agent.evals.metrics_bootstrap import draw, interval, mean_over_tasks, resampled_means
-from cuda_agent.evals.metrics_budget import Budget, Contest, equal_budget
-from cuda_agent.evals.metrics_estimators import Interval
+from cuda_agent.evals.metrics import MEASURES
+from cuda_agent.evals.metrics_budget import Budget, equal_budget
+from cuda_agent.evals.metrics_difference import Difference, difference
 from cuda_agent.evals.metrics_records import EvalRun, Pick
 from cuda_agent.evals.metrics_scored import counted, score
 from cuda_agent.evals.report.tables import contract
 
 COMPARED = ("pass", "faster5_eager", "faster5_compile", "geomean_all_eager", "geomean_all_compile", "reward")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One metric of two runs.
-
-    Attributes:
-        name: of the measure; ``about`` in words.
-        first, second: its values over the common tasks.
-        change: second minus first, or second over first where the mean is geometric.
-        interval: 95 % interval of ``change``, tasks drawn together for both runs.
-    """
-
-    name: str
-    about: str
-    geometric: bool
-    first: float | None
-    second: float | None
-    change: float | None
-    interval: Interval | None
 
 
 @dataclass(frozen=True)
@@ -60,7 +35,7 @@ class Comparison:
 
 
 def comparisons(runs: Sequence[EvalRun]) -> list[Comparison]:
-    """The first run against each other; agents against single answers of the same policy's runs given."""
+    """The first run against each other one; each agent's run against each run of single answers."""
     found = [c for other in runs[1:] if (c := _against(runs[0], other)) is not None]
     for agent in (r for r in runs if r.settings.get("arm") == "agent"):
         for single in (r for r in runs if r.settings.get("arm") == "single_turn"):
@@ -75,25 +50,8 @@ def compare_runs(first: EvalRun, second: EvalRun, *, pick: Pick = Pick.BEST) -> 
     common = [key for key in ours if key in theirs]
     if not common:
         return 0, []
-    groups = ([ours[k] for k in common], [theirs[k] for k in common])
-    first_draws = draw([len(g) for g in groups[0]])
-    draws = [first_draws, draw([len(g) for g in groups[1]], paired=first_draws)]
-    return len(common), [_difference(name, MEASURES[name], groups, draws) for name in COMPARED]
-
-
-def _difference(name: str, measure: Measure, groups: Any, draws: Any) -> Difference:
-    values = [measure.values(side) for side in groups]
-    means = [mean_over_tasks(side) for side in values]
-    spread = None
-    if len(values[0]) > 1:
-        resampled = [resampled_means(side, d) for side, d in zip(values, draws, strict=True)]
-        spread = interval(np.subtract(resampled[1], resampled[0]))
-    change = None if means[0] is None or means[1] is None else means[1] - means[0]
-    if measure.geometric:
-        means = [None if m is None else math.exp(m) for m in means]
-        change = None if change is None else math.exp(change)
-        spread = spread and Interval(math.exp(spread.low), math.exp(spread.high))
-    return Difference(name, measure.about, measure.geometric, means[0], means[1], change, spread)
+    sides = [[side[key] for key in common] for side in (ours, theirs)]
+    return len(common), [difference(n, *(MEASURES[n].values(side) for side in sides)) for n in COMPARED]
 
 
 def _against(first: EvalRun, second: EvalRun) -> Comparison | None:
@@ -107,23 +65,18 @@ def _against(first: EvalRun, second: EvalRun) -> Comparison | None:
 
 def _at_budget(agent: EvalRun, single: EvalRun, budget: Budget) -> Comparison | None:
     found = equal_budget(agent, single, budget)
-    if not found:
+    if not found.num_tasks:
         return None
-    facts: Contest = found[0]
     note = (
-        f"{facts.num_tasks} tasks; the agent's {budget} buy {facts.mean_k:.1f} single answers a task, "
+        f"{found.num_tasks} tasks; the agent's {budget} buy {found.mean_k:.1f} single answers a task, "
         f"on average; expected best over all draws of that many{_apart(agent, single)}"
     )
-    if facts.num_short:
+    if found.num_short:
         note += (
-            f"; on {facts.num_short} tasks fewer single answers were made than that, which favours the agent"
+            f"; on {found.num_short} tasks fewer single answers were made than that, which favours the agent"
         )
-    # The agent stands second, so that a change above 0 (or 1x) is in its favour.
-    rows = tuple(
-        Difference(c.name, c.about, c.geometric, c.single, c.agent, c.change, c.interval) for c in found
-    )
     title = f"{agent.name} against single answers of {single.name} at equal {budget}"
-    return Comparison(title, note, ("best of k", agent.name), rows)
+    return Comparison(title, note, ("best of k", agent.name), found.differences)
 
 
 def _apart(first: EvalRun, second: EvalRun) -> str:

@@ -10,7 +10,7 @@ from cuda_agent.evals.metrics_records import Pick, Verdict
 from cuda_agent.evals.report.comparison import Comparison
 from cuda_agent.evals.report.published import PublishedRow, published
 from cuda_agent.evals.report.tables import Analysed, BaselineLine, Section
-from cuda_agent.evals.report.text import COLUMNS, brief, number
+from cuda_agent.evals.report.text import COLUMNS, brief, cost_words, number
 
 
 def results(found: Analysed) -> str:
@@ -144,9 +144,7 @@ def _counts(section: Section) -> str:
         facts["tokens"] = f"{spent.prompt_tokens:,} in, {spent.completion_tokens:,} out"
         facts["turns, judge calls"] = f"{spent.turns:,}, {spent.judge_calls:,}"
         facts["time"] = f"{spent.seconds / 3600:.2f} h, summed over attempts"
-        cost = "no price known" if spent.cost_usd is None else f"{spent.cost_usd:,.2f} USD"
-        unpriced = spent.cost_usd is not None and spent.num_unpriced
-        facts["cost"] = cost + (f" ({spent.num_unpriced} attempts without a price)" if unpriced else "")
+        facts["cost"] = cost_words(spent)
     terms = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
     return (
         f'<div class="cards"><section class="card"><h3>Counts and cost</h3><dl>{terms}</dl></section></div>'

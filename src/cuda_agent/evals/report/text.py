@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
+from cuda_agent.evals.metrics import Spent
 from cuda_agent.evals.metrics_records import EvalRun, Pick, Verdict
 from cuda_agent.evals.report.comparison import Comparison, comparisons
 from cuda_agent.evals.report.tables import Analysed, BaselineLine, Kept, Section, analyse
@@ -108,17 +109,19 @@ def _overall_lines(section: Section) -> list[str]:
             low, high = estimate.interval.low, estimate.interval.high
             lines.append(f"{name}: 95 % interval {number(name, low)} to {number(name, high)}")
     if (spent := found.spent) is not None:
-        cost = "no price known" if spent.cost_usd is None else f"{spent.cost_usd:.2f} USD"
-        unpriced = (
-            f" ({spent.num_unpriced} attempts without a price)"
-            if spent.cost_usd is not None and spent.num_unpriced
-            else ""
-        )
         lines.append(
             f"spent: {spent.prompt_tokens} + {spent.completion_tokens} tokens, {spent.turns} turns, "
-            f"{spent.judge_calls} judge calls, {spent.seconds:.0f} s, {cost}{unpriced}"
+            f"{spent.judge_calls} judge calls, {spent.seconds:.0f} s, {cost_words(spent)}"
         )
     return lines
+
+
+def cost_words(spent: Spent) -> str:
+    """Money, and how many attempts are not in it."""
+    if spent.cost_usd is None:
+        return "no price known"
+    unpriced = f" ({spent.num_unpriced} attempts without a price)" if spent.num_unpriced else ""
+    return f"{spent.cost_usd:,.2f} USD{unpriced}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
