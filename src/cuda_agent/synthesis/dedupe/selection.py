@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from cuda_agent.synthesis.dedupe import graph
@@ -120,9 +121,7 @@ def capped(records: Sequence[TaskRecord], caps: Caps) -> tuple[list[TaskRecord],
     while len(kept) != before:
         before = len(kept)
         for family in Family:
-            kept = _share(
-                kept, lambda r, f=family: main_family(r.ops) is f, caps.family, removed, f"family {family}"
-            )
+            kept = _share(kept, partial(_is_of, family), caps.family, removed, f"family {family}")
         kept = _share(kept, _is_vendor_bound, caps.vendor, removed, "vendor-bound")
         little = 1 - caps.headroom_share
         kept = _share(kept, lambda r: _has_little(r, caps.headroom), little, removed, "little headroom")
@@ -163,6 +162,10 @@ def _share(
     dropped = {record.id for record in ones[max(1, most) :]}
     removed[name] += len(dropped)
     return [record for record in records if record.id not in dropped]
+
+
+def _is_of(family: Family, record: TaskRecord) -> bool:
+    return main_family(record.ops) is family
 
 
 def _is_vendor_bound(record: TaskRecord) -> bool:
