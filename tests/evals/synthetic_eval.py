@@ -91,6 +91,8 @@ def _task(i: int, num_tasks: int, draw: random.Random) -> EvalTask:
         "cuda_graph_us": eager * draw.uniform(0.9, 1.0),
         "settings_only_us": compiled * draw.uniform(0.35, 1.0),
         "settings_only_name": draw.choice(["compile with TF32", "compile with float16 autocast"]),
+        "eager_kernel_us": eager * 0.93,
+        "compile_kernel_us": compiled * 0.94,
         "floor_us": compiled * draw.uniform(0.2, 0.95),
     }
     flags = {n: draw.random() < 0.05 for n in ("zeros", "mean", "stale", "other_weights", "identity")}
@@ -175,7 +177,6 @@ def _verdict(task: EvalTask, draw: random.Random, skill: float, track: str) -> R
         reward=reward,
         kernel_us=Times.of([t * 0.95 for t in samples["candidate_us"].samples]),
         confidence={n: [r * 0.97, r * 1.03] for n, r in ratio.items()},
-        other_us={"eager_kernel": eager * 0.93, "compile_kernel": compiled * 0.94},
         notes=("synthetic",),
         **samples,
         **facts,

@@ -56,7 +56,8 @@ class EvalTask:
         level, problem_id: KernelBench's, where it has them.
         degenerate: by trivial answer, whether it passes as correct; ``None``: not tried.
         baselines: times by name, microseconds (eager_us, compile_us, max_autotune_us, settings_only_us,
-            floor_us) and settings_only_name; ``None``: not measured.
+            floor_us; summed kernel times for the paper's metric: eager_kernel_us, compile_kernel_us) and
+            settings_only_name; ``None``: not measured.
     """
 
     id: str

@@ -14,7 +14,7 @@ from cuda_agent.evals.metrics_records import (
     Pick,
     Verdict,
 )
-from cuda_agent.result import Result
+from cuda_agent.result import Result, Times
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Scored:
         if not self.correct or self.result is None:
             return None
         if self.kernel_time:
-            return _kernel_speedup(self.task, self.result, baseline)
-        if baseline is not Baseline.MAX_AUTOTUNE:
-            return self.result.speedup(baseline)
-        return _max_autotune_speedup(self.task, self.result)
+            return _ratio(_rescaled(self.task, self.result, f"{baseline}_kernel"), self.result.kernel_us)
+        if baseline is Baseline.MAX_AUTOTUNE:
+            return _ratio(_rescaled(self.task, self.result, baseline), self.result.candidate_us)
+        return self.result.speedup(baseline)
 
     def comparable(self, baseline: Baseline) -> bool:
         """Whether it can be said if this attempt is faster: a failure is not; a baseline never measured
@@ -82,19 +82,16 @@ class Scored:
         return None if self.result is None or self.result.reward is None else float(self.result.reward)
 
 
-def _max_autotune_speedup(task: EvalTask, result: Result) -> float | None:
-    """Rescaled by eager then over eager now: the two were measured at different times."""
-    tuned, eager = task.baseline_us("max_autotune"), task.baseline_us("eager")
-    speedup = result.speedup(Baseline.EAGER)
-    return None if tuned is None or eager is None or speedup is None else speedup * tuned / eager
-
-
-def _kernel_speedup(task: EvalTask, result: Result, baseline: Baseline) -> float | None:
-    """Summed kernel time of the baseline over the candidate's."""
-    base = result.other_us.get(f"{baseline}_kernel") or task.baseline_us(f"{baseline}_kernel")
-    if not base or result.kernel_us is None or result.kernel_us.median <= 0:
+def _rescaled(task: EvalTask, result: Result, name: str) -> float | None:
+    """A baseline measured once a task, microseconds, by eager now over eager then."""
+    then, eager_then, eager_now = task.baseline_us(name), task.baseline_us("eager"), result.eager_us
+    if then is None or eager_then is None or eager_now is None:
         return None
-    return base / result.kernel_us.median
+    return then * eager_now.median / eager_then
+
+
+def _ratio(base_us: float | None, times: Times | None) -> float | None:
+    return None if base_us is None or times is None or times.median <= 0 else base_us / times.median
 
 
 def score(

@@ -115,7 +115,8 @@ def _row(row: TaskRow) -> str:
         _text(degenerate),
         _text(_reason(scored)),
     ]
-    title = f"{task.id} {task.name}, sample {attempt.sample}, {row.run.name}: {verdict}"
+    named = task.id if task.name == task.id else f"{task.id} {task.name}"
+    title = f"{named}, sample {attempt.sample}, {row.run.name}: {verdict}"
     facts = {
         "run": row.run.name,
         "level": "" if task.level is None else str(task.level),

@@ -14,6 +14,9 @@ from cuda_agent.evals.metrics_estimators import is_faster
 from cuda_agent.evals.metrics_records import EvalRun, EvalTask, Pick
 from cuda_agent.evals.metrics_scored import score
 
+BASELINES = {"settings_only": "settings only", "max_autotune": "max-autotune"}
+"""Lines beside every row, by their key in a task's baselines."""
+
 
 class Kept(StrEnum):
     """Whether degenerate tasks (a trivial answer passes as correct) are in the set."""
@@ -27,7 +30,7 @@ class BaselineLine:
     """What a baseline reaches on the same tasks without any kernel of the policy's.
 
     Attributes:
-        name: "settings only" or "max-autotune".
+        name: of :data:`BASELINES`, and whether it was measured at all.
         num_tasks: tasks on which it was measured.
         faster_eager, faster_compile, faster5_eager, faster5_compile: shares of all tasks of the set.
         geomean_eager, geomean_compile: over tasks on which it was measured.
@@ -120,7 +123,7 @@ def sections(run: EvalRun) -> list[Section]:
     rows = []
     for subset, tasks in subsets(run.tasks).items():
         for kept, chosen in _kept(tasks).items():
-            lines = tuple(baseline_line(name, chosen) for name in ("settings_only", "max_autotune"))
+            lines = tuple(baseline_line(name, chosen) for name in BASELINES)
             for pick, kernel in [(p, k) for k in ((False, True) if paper else (False,)) for p in Pick]:
                 summary = summarise(score(run, chosen, pick=pick, kernel_time=kernel))
                 rows.append(Section(run.name, subset, kept, pick, kernel, summary, lines))
@@ -145,10 +148,11 @@ def _kept(tasks: Sequence[EvalTask]) -> dict[Kept, list[EvalTask]]:
 
 def baseline_line(name: str, tasks: Sequence[EvalTask]) -> BaselineLine:
     """The row of a baseline: ``name`` is its key in the tasks' baselines, without ``_us``."""
+    num_tasks = sum(t.baseline_us(name) is not None for t in tasks)
     ratios = {b: _ratios(tasks, b, name) for b in ("eager", "compile")}
     return BaselineLine(
-        name=name.replace("max_autotune", "max-autotune").replace("_", " "),
-        num_tasks=sum(t.baseline_us(name) is not None for t in tasks),
+        name=BASELINES[name] if num_tasks else f"{BASELINES[name]}: not measured",
+        num_tasks=num_tasks,
         faster_eager=_share(ratios["eager"], 0.0),
         faster5_eager=_share(ratios["eager"], MARGIN),
         faster_compile=_share(ratios["compile"], 0.0),

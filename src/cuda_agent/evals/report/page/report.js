@@ -114,7 +114,9 @@ function turnPart(turn, index) {
 function fill(body, data) {
   const parts = data.uncounted ? [make("p", "Not counted: " + data.uncounted, "note")] : [];
   parts.push(verdictPart("Best of the trajectory", data.best), make("h3", "Times of one call"), timesTable(data, data.best));
-  parts.push(verdictPart("Last of the trajectory", data.last));
+  const same = data.best && data.last && data.best.candidate_hash === data.last.candidate_hash;
+  if (same) parts.push(make("p", "The trajectory ended with this version.", "note"));
+  else parts.push(verdictPart("Last of the trajectory", data.last));
   const flags = Object.entries(data.degenerate).map(([k, v]) => k + ": " + (v === null ? "not tried" : v ? "passes" : "refused"));
   if (flags.length) parts.push(make("h3", "Trivial answers"), make("p", flags.join(", ")));
   parts.push(make("h3", "Sources"));
