@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from cuda_agent.errors import UsageError
 from cuda_agent.evals.metrics_estimators import Interval
+
+try:
+    import numpy as np
+except ModuleNotFoundError:
+    raise UsageError("reports need numpy", "Install it: pip install 'cuda-agent[torch]'.") from None
 
 NUM_RESAMPLES = 1000
 SEED = 20260227

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from cuda_agent.evals.metrics import MEASURES
 from cuda_agent.evals.metrics_bootstrap import Values, draw, interval, mean_over_tasks, resampled_means
 from cuda_agent.evals.metrics_estimators import Interval
@@ -51,7 +49,7 @@ def difference(name: str, first: Values, second: Values) -> Difference:
     if len(first) > 1:
         draws = draw([len(g) for g in first])
         paired = draw([len(g) for g in second], paired=draws)
-        spread = interval(np.subtract(resampled_means(second, paired), resampled_means(first, draws)))
+        spread = interval(resampled_means(second, paired) - resampled_means(first, draws))
     if measure.geometric:
         means = [None if m is None else math.exp(m) for m in means]
         change = None if change is None else math.exp(change)
