@@ -108,8 +108,7 @@ def bind(
     values: list[dict[str, int]] = [{} for _ in range(NUM_PROBES)]
     known = _Known(texts, values, {rule.name: rule for rule in seed.sizes})
     if axes and not all(
-        _solve(expression, axis, known, sizes)
-        for expression, axis in zip(shapes[0] or (), axes, strict=True)
+        _solve(expression, axis, known, sizes) for expression, axis in zip(shapes[0] or (), axes, strict=True)
     ):
         return None
     used = {name for shape in shapes if shape is not None for text in shape for name in names_in(text)}
@@ -171,9 +170,7 @@ def _divided(text: str, factor: int) -> str:
     return f"{text} // {factor}" if text.isidentifier() else f"({text}) // {factor}"
 
 
-def recognised(
-    shapes: Sequence[tuple[int, ...]], before: Sequence[Axis], sizes: Sizes
-) -> tuple[Axis, ...]:
+def recognised(shapes: Sequence[tuple[int, ...]], before: Sequence[Axis], sizes: Sizes) -> tuple[Axis, ...]:
     """Names for the dimensions of an output: the input's own first, then any constant that agrees.
 
     Args:

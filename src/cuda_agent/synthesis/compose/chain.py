@@ -235,7 +235,7 @@ class _Rename(ast.NodeTransformer):
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = texts
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:  # noqa: N802  ast's own spelling
+    def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.parse(self._texts.get(node.id) or node.id, mode="eval").body
 
 
