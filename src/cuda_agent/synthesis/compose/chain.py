@@ -213,7 +213,7 @@ class Chain:
 
 
 def _pointless(before: Seed, seed: Seed) -> bool:
-    """Two operators in a row that a person would not write: the same one twice, two moves, two activations."""
+    """Two operators in a row that a person would not write: one twice, two moves, two activations."""
     traits = seed.traits
     if seed.id == before.id and (traits.elementwise or traits.idempotent or traits.moves_only):
         return True

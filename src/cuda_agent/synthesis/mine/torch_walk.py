@@ -190,7 +190,7 @@ def _is_part(a: tuple[Parameter, ...], b: tuple[Parameter, ...]) -> bool:
 
 
 def _of_parameters(name: Name, parameters: tuple[Parameter, ...]) -> Subject:
-    typed = tuple(_guessed(name, p) for p in parameters)
+    typed = tuple(_guessed(p) for p in parameters)
     return Subject(
         name.target,
         name.function,
@@ -206,7 +206,7 @@ def _of_parameters(name: Name, parameters: tuple[Parameter, ...]) -> Subject:
 _TENSOR_NAMES = re.compile(r"^(input|tensor|x|a|b|A|B|x1|x2|other|target|self|query|key|value)$")
 
 
-def _guessed(name: Name, parameter: Parameter) -> Parameter:
+def _guessed(parameter: Parameter) -> Parameter:
     """A required argument without a type is a tensor where its name says so."""
     if parameter.kind is Kind.OTHER and parameter.required and _TENSOR_NAMES.match(parameter.name):
         return replace(parameter, kind=Kind.TENSOR)
