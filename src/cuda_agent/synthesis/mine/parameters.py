@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable
@@ -139,6 +140,20 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(_is_plain(item) for item in value)
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def of_text(line: str) -> tuple[Parameter, ...]:
+    """Parameters as the first line of a documentation says them: ``einsum(equation, *operands) -> Tensor``."""
+    try:
+        function = ast.parse(f"def {line.partition('->')[0].strip()}: ...").body[0]
+    except SyntaxError:
+        return ()
+    if not isinstance(function, ast.FunctionDef):
+        return ()
+    found = [Parameter(a.arg, Kind.OTHER, annotated=False) for a in function.args.args]
+    if function.args.vararg is not None:
+        found.append(Parameter(function.args.vararg.arg, Kind.TENSORS, starred=True))
+    return tuple(found)
 
 
 def of_schema(schema: Any) -> tuple[Parameter, ...] | None:

@@ -114,7 +114,7 @@ def _module(name: Name) -> list[tuple[str, Subject]] | Unfit:
         return Unfit.NO_SIGNATURE
     # Modules take tensors where their annotations say nothing.
     tensors = tuple(_taken(p) for p in tensors)
-    tensors = tuple(p for p in tensors if p.is_tensor)
+    tensors = tuple(p for p in tensors if _is_input(p))
     if not tensors:
         return Unfit.NO_TENSOR
     subject = Subject(
@@ -127,6 +127,11 @@ def _taken(parameter: Parameter) -> Parameter:
     if parameter.kind is Kind.OTHER and parameter.required:
         return replace(parameter, kind=Kind.TENSOR)
     return parameter
+
+
+def _is_input(parameter: Parameter) -> bool:
+    """Lists of tensors that may be left out are left out."""
+    return parameter.is_tensor and (parameter.kind is Kind.TENSOR or parameter.required)
 
 
 def _is_lazy(cls: type) -> bool:
@@ -151,11 +156,9 @@ def _nothing() -> None:
 
 def _variants(name: Name) -> Iterator[tuple[str, Subject | None]]:
     function = name.function
-    try:
-        yield "", _of_parameters(name, of_function(function))
+    if (parameters := _signature(function)) is not None:
+        yield "", _of_parameters(name, parameters)
         return
-    except (TypeError, ValueError):
-        pass
     operator = name.prefix + name.id.rpartition(".")[2]
     schemas = torch._C._jit_get_schemas_for_operator(f"aten::{operator}")
     found = []
@@ -163,11 +166,23 @@ def _variants(name: Name) -> Iterator[tuple[str, Subject | None]]:
         parameters = of_schema(schema)
         if parameters is not None and any(p.is_tensor for p in parameters) and not schema.is_mutable:
             found.append((schema.overload_name, parameters))
-    found = _distinct(found)
+    found = sorted(_distinct(found), key=lambda item: item[0] != "")
     if not found:
         yield "", None
     for index, (overload, parameters) in enumerate(found):
         yield "" if index == 0 else overload, _of_parameters(name, parameters)
+
+
+def _signature(function: Any) -> tuple[Parameter, ...] | None:
+    """Parameters of a Python function, by its documentation where the code says ``*args``."""
+    try:
+        parameters = of_function(function)
+    except (TypeError, ValueError):
+        return None
+    if [p.name for p in parameters] == ["args"]:
+        first = (inspect.getdoc(function) or "").partition("\n")[0]
+        return of_text(first) or parameters
+    return parameters
 
 
 def _distinct(
@@ -197,7 +212,7 @@ def _of_parameters(name: Name, parameters: tuple[Parameter, ...]) -> Subject:
         False,
         is_method=name.target.startswith("Tensor."),
         hyper=_options(tuple(p for p in typed if not p.is_tensor)),
-        tensors=tuple(p for p in typed if p.is_tensor),
+        tensors=tuple(p for p in typed if _is_input(p)),
         order=typed,
         doc=inspect.getdoc(name.function) or "",
     )
