@@ -188,7 +188,7 @@ class Chain:
     # -- branches -------------------------------------------------------------------------------
 
     def join(self) -> bool:
-        """Join the result with an earlier tensor of its shape, or with a new input; false where none fits."""
+        """Join the result with an earlier tensor of its shape, or a new input; false where none fits."""
         current = self.current
         if current is None or current.dtype not in _FLOATS or self.steps[-1].branch is not None:
             return False

@@ -33,7 +33,12 @@ def resized(record: TaskRecord, eager_us: float, window_us: tuple[float, float])
     """
     low, high = window_us
     aim = aim_us(window_us) if eager_us < low * _OFF_CENTER else high / 4
-    factor = min(_MAX_STEP, max(1 / _MAX_STEP, aim / max(eager_us, 1.0)))
+    return scaled(record, aim / max(eager_us, 1.0))
+
+
+def scaled(record: TaskRecord, factor: float) -> TaskRecord | None:
+    """The task with free sizes multiplied until its elements have grown by a factor; ``None``: none is free."""
+    factor = min(_MAX_STEP, max(1 / _MAX_STEP, factor))
     free = {name: size for name, size in record.sizes.items() if size.free}
     changed = _grown(free, factor)
     if all(record.sizes[name].shipped == value for name, value in changed.items()):
@@ -42,8 +47,7 @@ def resized(record: TaskRecord, eager_us: float, window_us: tuple[float, float])
         name: dataclasses.replace(size, shipped=changed.get(name, size.shipped))
         for name, size in record.sizes.items()
     }
-    code = with_sizes(record.code, changed)
-    return dataclasses.replace(record, code=code, sizes=sizes)
+    return dataclasses.replace(record, code=with_sizes(record.code, changed), sizes=sizes)
 
 
 def _grown(free: Mapping[str, Size], factor: float) -> dict[str, int]:
