@@ -37,6 +37,7 @@ class Parameter:
         required: it has no default.
         keyword_only: it cannot be given by position.
         starred: it takes all positional arguments that are left.
+        annotated: its type was said.
         literals: values that its annotation lists.
     """
 
@@ -46,6 +47,7 @@ class Parameter:
     required: bool = True
     keyword_only: bool = False
     starred: bool = False
+    annotated: bool = True
     literals: tuple[Any, ...] = ()
 
     @property
@@ -72,10 +74,15 @@ def of_function(function: Callable[..., Any]) -> tuple[Parameter, ...]:
     Raises:
         TypeError, ValueError: it has none to read.
     """
-    declared = [*get_overloads(function), function]
+    declared = [*overloads_of(function), function]
     readable = [s for f in declared if not _is_open(s := inspect.signature(f))]
     signature = readable[0] if readable else inspect.signature(function)
     return tuple(_parameter(p) for p in signature.parameters.values() if p.name != "self" and _kept(p))
+
+
+def overloads_of(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Declared overloads of a Python function; none of a builtin."""
+    return list(get_overloads(function)) if inspect.isfunction(function) else []
 
 
 def _is_open(signature: inspect.Signature) -> bool:
@@ -101,6 +108,7 @@ def _parameter(parameter: inspect.Parameter) -> Parameter:
         required,
         parameter.kind is inspect.Parameter.KEYWORD_ONLY,
         starred,
+        parameter.annotation is not inspect.Parameter.empty,
         _literals(parameter.annotation),
     )
 
@@ -127,6 +135,8 @@ def kind_of_annotation(annotation: Any, default: Any) -> Kind:
     """What an annotation (or, without one, a default) says."""
     if annotation is inspect.Parameter.empty:
         return _kind_of_default(default)
+    if annotation is None:  # what PyTorch's BroadcastingList[int] comes to
+        return Kind.INTS
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     return next((kind for pattern, kind in _BY_TEXT if re.search(pattern, text)), Kind.OTHER)
 
@@ -143,7 +153,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def of_text(line: str) -> tuple[Parameter, ...]:
-    """Parameters as the first line of a documentation says them: ``einsum(equation, *operands) -> Tensor``."""
+    """Parameters as the first line of a documentation says them: ``einsum(equation, *operands)``."""
     try:
         function = ast.parse(f"def {line.partition('->')[0].strip()}: ...").body[0]
     except SyntaxError:

@@ -155,7 +155,7 @@ def first_shapes(rank: int, sizes: Sequence[int]) -> list[Shape]:
     base = BASE[:rank] if rank > 1 else BASE[1:2] * rank
     found: dict[Shape, None] = {base: None}
     for size in dict.fromkeys(s for s in sizes if s > 1):
-        for axis in ((1, *range(rank)) if rank > 1 else range(rank)):
+        for axis in (1, *range(rank)) if rank > 1 else range(rank):
             found[(*base[:axis], size, *base[axis + 1 :])] = None
     if rank >= 2:
         found[(*base[:-2], 12, 12)] = None
@@ -287,9 +287,8 @@ def hinted_laws(parameter: Parameter, doc: str) -> tuple[Law, ...]:
 
 def _paragraph(name: str, doc: str) -> str:
     """What a documentation says of an argument."""
-    found = re.search(
-        rf"(?m)^\s*(?:-\s*)?[*`]*{re.escape(name)}[*`]*\s*(?:\([^)]*\))?\s*(?:[:\u2013-]|--).*(?:\n\s{{6,}}.*)*", doc, re.IGNORECASE
-    )
+    head = rf"^\s*(?:-\s*)?[*`]*{re.escape(name)}[*`]*\s*(?:\([^)]*\))?\s*(?:[:\u2013-]|--)"
+    found = re.search(rf"{head}.*(?:\n\s{{6,}}.*)*", doc, re.IGNORECASE | re.MULTILINE)
     return found.group(0) if found else ""
 
 

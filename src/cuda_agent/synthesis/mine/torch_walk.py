@@ -7,13 +7,21 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, get_overloads
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cuda_agent.synthesis.mine.parameters import Kind, Parameter, is_ignored, of_function, of_schema
+from cuda_agent.synthesis.mine.parameters import (
+    Kind,
+    Parameter,
+    is_ignored,
+    of_function,
+    of_schema,
+    of_text,
+    overloads_of,
+)
 from cuda_agent.synthesis.mine.subject import Subject
 
 
@@ -112,9 +120,9 @@ def _module(name: Name) -> list[tuple[str, Subject]] | Unfit:
         tensors = of_function(cls.forward)
     except (TypeError, ValueError):
         return Unfit.NO_SIGNATURE
-    # Modules take tensors where their annotations say nothing.
-    tensors = tuple(_taken(p) for p in tensors)
-    tensors = tuple(p for p in tensors if _is_input(p))
+    # Where annotations say nothing, constructors take numbers and modules take tensors.
+    hyper = tuple(_untyped(p, Kind.INT) for p in hyper)
+    tensors = tuple(p for p in (_untyped(p, Kind.TENSOR) for p in tensors) if _is_input(p))
     if not tensors:
         return Unfit.NO_TENSOR
     subject = Subject(
@@ -123,10 +131,9 @@ def _module(name: Name) -> list[tuple[str, Subject]] | Unfit:
     return [(name.id, subject)] if _is_usable(subject) else Unfit.OTHER_ARGUMENT
 
 
-def _taken(parameter: Parameter) -> Parameter:
-    if parameter.kind is Kind.OTHER and parameter.required:
-        return replace(parameter, kind=Kind.TENSOR)
-    return parameter
+def _untyped(parameter: Parameter, kind: Kind) -> Parameter:
+    guess = parameter.kind is Kind.OTHER and parameter.required and not parameter.annotated
+    return replace(parameter, kind=kind) if guess else parameter
 
 
 def _is_input(parameter: Parameter) -> bool:
@@ -142,10 +149,10 @@ def _constructor(cls: Any) -> Callable[..., Any]:
     """The constructor, or the base's where this one says no more than ``*args``."""
     for base in cls.__mro__:
         made: Callable[..., Any] | None = base.__dict__.get("__init__")
-        if made is None or base is nn.Module:
+        if made is None or base in (nn.Module, object):
             continue
         kinds = [p.kind for p in inspect.signature(made).parameters.values()]
-        if inspect.Parameter.VAR_POSITIONAL not in kinds or get_overloads(made):
+        if inspect.Parameter.VAR_POSITIONAL not in kinds or overloads_of(made):
             return made
     return _nothing
 
@@ -159,8 +166,9 @@ def _variants(name: Name) -> Iterator[tuple[str, Subject | None]]:
     if (parameters := _signature(function)) is not None:
         yield "", _of_parameters(name, parameters)
         return
-    operator = name.prefix + name.id.rpartition(".")[2]
-    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{operator}")
+    own = name.id.rpartition(".")[2]
+    operators = {name.prefix + own: None, getattr(function, "__name__", own): None}
+    schemas = [s for o in operators for s in torch._C._jit_get_schemas_for_operator(f"aten::{o}")]
     found = []
     for schema in schemas:
         parameters = of_schema(schema)
@@ -191,10 +199,9 @@ def _distinct(
     """Overloads that Python tells apart: the most general first, names of dimensions aside."""
     seen: dict[tuple[Any, ...], tuple[str, tuple[Parameter, ...]]] = {}
     for overload, parameters in found:
-        if re.search(r"(?i)dimname|_out$|names", overload) or not parameters[0].is_tensor:
-            continue
-        seen.setdefault(tuple((p.name, p.kind) for p in parameters), (overload, parameters))
-    kept = list(seen.values())
+        if not re.search(r"(?i)dimname|_out$|names", overload):
+            seen.setdefault(tuple((p.name, p.kind) for p in parameters), (overload, parameters))
+    kept = [item for item in seen.values() if item[1][0].is_tensor] or list(seen.values())
     return [item for item in kept if not any(_is_part(item[1], other[1]) for other in kept)]
 
 
