@@ -9,6 +9,7 @@ import typer
 import cuda_agent
 from cuda_agent.cli import (
     admit_command,
+    baseline_command,
     eval_command,
     inspect_commands,
     judge_command,
@@ -56,4 +57,5 @@ app.command()(inspect_commands.export)
 app.command()(inspect_commands.doctor)
 app.command()(inspect_commands.new)
 app.command("eval")(eval_command.evaluate)
+app.command()(baseline_command.baseline)
 app.command()(report_command.report)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cuda_agent.config import Device, JudgeConfig, Precision, Track, cache_dir
 from cuda_agent.errors import InfrastructureError
+from cuda_agent.evals.baseline_rows import set_cache
 from cuda_agent.evals.run_files import EvalFolder, EvalSettings
 from cuda_agent.task import Task
 
@@ -34,6 +35,12 @@ def judge_config(settings: EvalSettings) -> JudgeConfig:
 
 def add_baselines(folder: EvalFolder) -> None:
     """Fill in the baselines that ``cuda-agent baseline`` has measured on this device, where they are new."""
+    settings = folder.settings()
+    cache = set_cache(judge_config(settings), name=settings.device_name or "", versions=settings.versions)
+    for task in folder.tasks():
+        known = cache.get(task.task_hash or "")
+        if known.lines and (flat := known.flat()) != task.baselines:
+            folder.add_task(replace(task, baselines=flat))
 
 
 def add_flags(folder: EvalFolder, *, say: Say) -> None:
