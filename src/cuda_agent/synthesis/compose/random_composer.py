@@ -47,8 +47,8 @@ class RandomComposer:
     def compose(self, *, start: int = 0, step: int = 1) -> Iterator[tuple[int, TaskRecord]]:
         """Tasks without end, each with its number.
 
-        Number ``n`` depends on the composer's seed and ``n`` alone, so that shards ``start, start + step, ...``
-        of several processes are together what one process makes.
+        Number ``n`` depends on the composer's seed and ``n`` alone: shards ``start, start + step, ...`` of
+        several processes are together what one process makes.
         """
         number = start
         while True:

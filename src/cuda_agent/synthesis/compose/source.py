@@ -199,10 +199,8 @@ def _class(plan: Plan, text: _Text) -> list[str]:
 def _summary(plan: Plan) -> str:
     """What the layer does, in words."""
     spoken = [_spoken(step) for step in plan.steps]
-    if len(spoken) < 4:
-        text = ", then ".join(spoken)
-    else:
-        text = f"{', '.join(spoken[:-1])}, then {spoken[-1]}"
+    start, end = (", then ", ", then ") if len(spoken) < 4 else (", ", ", then ")
+    text = end.join([start.join(spoken[:-1]), spoken[-1]] if spoken[1:] else spoken)
     text = f"{text[0].upper()}{text[1:]}."
     return text if len(text) <= _WIDTH else f"A chain of {len(spoken)} operators."
 

@@ -37,7 +37,7 @@ def resized(record: TaskRecord, eager_us: float, window_us: tuple[float, float])
 
 
 def scaled(record: TaskRecord, factor: float) -> TaskRecord | None:
-    """The task with free sizes multiplied until its elements have grown by a factor; ``None``: none is free."""
+    """The task with its elements multiplied by a factor, by its free sizes; ``None`` where none is free."""
     factor = min(_MAX_STEP, max(1 / _MAX_STEP, factor))
     free = {name: size for name, size in record.sizes.items() if size.free}
     changed = _grown(free, factor)
@@ -64,6 +64,8 @@ def _grown(free: Mapping[str, Size], factor: float) -> dict[str, int]:
 
 
 def _round(value: float, least: int) -> int:
-    """A size that a person would write: a multiple of 8 from 32 on, of 64 from 512 on."""
-    step = 64 if value >= 512 else 8 if value >= 32 else 1
-    return max(least, step * max(1, round(value / step)))
+    """The nearest size that a person would write: 1, 2, 3, 4, 5, 6, 7 or 8 times a power of two."""
+    power = 1
+    while value / power >= 8:
+        power *= 2
+    return max(least, power * max(1, round(value / power)))
