@@ -23,7 +23,8 @@ def function_seed(name: str, target: str, body: str, **known: Any) -> Seed:
     parameters = "".join(f", {rule.name}={rule.choices[0]!r}" for rule in options)
     stored = "".join(f"\n        self.{rule.name} = {rule.name}" for rule in options)
     source = (
-        f"{HEAD}class {name}(nn.Module):\n    def __init__(self{parameters}):\n        super().__init__(){stored}\n\n"
+        f"{HEAD}class {name}(nn.Module):\n"
+        f"    def __init__(self{parameters}):\n        super().__init__(){stored}\n\n"
         f"    def forward(self, {arguments}):\n        return {body}\n"
     )
     positional = tuple(rule.name for rule in inputs)
@@ -44,8 +45,10 @@ def module_seed(name: str, *, shape: tuple[str, ...], sizes: tuple[SizeRule, ...
     """A module of torch.nn, its sizes by position."""
     arguments = tuple(rule.name for rule in sizes if rule.argument)
     source = (
-        f"{HEAD}class {name}(nn.Module):\n    def __init__(self, {', '.join(arguments)}):\n        super().__init__()\n"
-        f"        self.op = nn.{name}({', '.join(arguments)})\n\n    def forward(self, input):\n        return self.op(input)\n"
+        f"{HEAD}class {name}(nn.Module):\n"
+        f"    def __init__(self, {', '.join(arguments)}):\n        super().__init__()\n"
+        f"        self.op = nn.{name}({', '.join(arguments)})\n\n"
+        f"    def forward(self, input):\n        return self.op(input)\n"
     )
     return Seed(
         id=f"torch.nn.{name}",

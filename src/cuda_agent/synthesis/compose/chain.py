@@ -215,7 +215,8 @@ class Chain:
 def _pointless(before: Seed, seed: Seed) -> bool:
     """Two operators in a row that a person would not write: one twice, two moves, two activations."""
     traits = seed.traits
-    if seed.id == before.id and (traits.elementwise or traits.idempotent or traits.moves_only):
+    once = traits.elementwise or traits.idempotent or traits.moves_only or traits.reduces
+    if seed.id == before.id and once:
         return True
     if traits.moves_only and before.traits.moves_only:
         return True

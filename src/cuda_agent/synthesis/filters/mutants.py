@@ -74,7 +74,7 @@ def mutants(model: Any, draws: Sequence[Sequence[Any]]) -> Iterator[Mutant]:
         for number, kept in enumerate(_alternatives(call)):
             margin = _margin(model, draws, base, {index: _passing(number)})
             what = f"drop {call.name}" + (f" (keep argument {kept})" if number else "")
-            yield Mutant(what, margin)
+            yield Mutant(what, margin, _GUARD if _is_guard(call) else "")
         if (after := _sole_reader(calls, index)) is not None:
             yield _swapped(model, draws, base, (index, after), calls)
 
@@ -91,7 +91,9 @@ def _swapped(
         return Mutant(f"swap {first.name}, {second.name}", None)
     changes = {places[0]: _reversed(first, second), places[1]: _passing_on(first.given, second)}
     margin = _margin(model, draws[:1], base[:1], changes)
-    rule = rule_for(first.name, second.name) if margin is not None and margin <= 1 else ""
+    rule = rule_for(first.name, second.name)
+    if _is_guard(first) or _is_guard(second):
+        rule = _GUARD
     return Mutant(f"swap {first.name}, {second.name}", margin, rule)
 
 
@@ -186,6 +188,18 @@ def _passing(number: int) -> _Change:
         return fitting[number]
 
     return change
+
+
+_GUARD = "a small constant that guards a root or a quotient"
+_GUARD_UP_TO = 1e-3
+
+
+def _is_guard(call: _Call) -> bool:
+    """``x + eps``, ``x.clamp(min=eps)``: there for inputs that are not drawn."""
+    if key_of(call.name) not in ("add", "radd", "clamp", "clampmin", "maximum"):
+        return False
+    numbers = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, int | float)]
+    return len(numbers) == 1 and 0 < numbers[0] <= _GUARD_UP_TO
 
 
 def _sole_reader(calls: Sequence[_Call], index: int) -> int | None:

@@ -203,11 +203,22 @@ def _no_idle_op(record: TaskRecord, _: Target) -> Verdict:
 
 
 def _admitted(fact: str) -> Callable[[TaskRecord, Target], Verdict]:
+    """No trivial answer passes under any protocol; other weights under the judge's alone.
+
+    Constructors that fill weights with ones give the same weights for every seed: the public protocols never
+    move them, this judge's verification does.
+    """
+
     def check(record: TaskRecord, _: Target) -> Verdict:
         facts = record.facts[fact]
-        passing = [f"{answer} ({rules})" for rules, found in facts["passing"].items() for answer in found]
         if facts["reason"]:
             return Verdict(False, detail=facts["reason"])
+        passing = [
+            f"{answer} ({rules})"
+            for rules, found in facts["passing"].items()
+            for answer in found
+            if answer != "other_weights" or rules == "judge"
+        ]
         margins = [margin for margin in facts["margins"].values() if margin is not None]
         return Verdict(not passing, min(margins, default=None), f"pass: {', '.join(passing)}")
 

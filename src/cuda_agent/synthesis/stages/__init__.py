@@ -1,1 +1,1 @@
-"""The stages of synthesis, each resumable over JSON lines: compose, filter, dedupe, export; and all in one."""
+"""The stages of synthesis, each resumable over JSON lines, and all of them in one run."""

@@ -68,7 +68,9 @@ class Pool:
         cache.mkdir(parents=True, exist_ok=True)
         cache.chmod(0o777)  # workers may have a user of their own
 
-    def outcomes(self, tasks: Iterable[Numbered], stop: threading.Event) -> Iterator[tuple[int, Outcome | None]]:
+    def outcomes(
+        self, tasks: Iterable[Numbered], stop: threading.Event
+    ) -> Iterator[tuple[int, Outcome | None]]:
         """Outcomes in the order they come; ``None`` where our own side lost the task.
 
         Args:
