@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,7 @@ class Baselines:
 
     def measure(
         self, which: Pass, *, fresh: bool, jobs: int | None, compile_limit_s: float, say: Say
-    ) -> Iterator[str]:
+    ) -> Generator[str]:
         """Measure what is missing; a line of progress for each task.
 
         Raises:
