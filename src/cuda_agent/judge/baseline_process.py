@@ -183,10 +183,10 @@ class BaselineProcess:
         except WorkerError as error:
             self._fail(line, _short(error))
             return
-        error_ = float(answer["error"])
-        finite = math.isfinite(error_)
+        worst = float(answer["worst"])
+        finite = math.isfinite(worst)
         self.found[line] = replace(
-            self.found[line], valid=finite and error_ <= 1.0, error=error_ if finite else None
+            self.found[line], valid=finite and worst <= 1.0, error=worst if finite else None
         )
 
     def _why(self, line: Line) -> str:

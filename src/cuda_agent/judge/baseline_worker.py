@@ -102,7 +102,7 @@ class BaselineWorker(ReferenceWorker):
                     found = self.forms[line](*self._draw_inputs(seed, case))
                 worst = max(worst, compare(found, expected))
         self._settle_down()
-        return {"error": worst}
+        return {"worst": worst}
 
     def _measure(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Samples of each line on one case. A line that fails is told of; the others go on."""
