@@ -38,7 +38,7 @@ _PATTERNS: tuple[tuple[Family, str], ...] = (
     (Family.FFT, r"^(r|ir|i|h|ih)?fft|stft|fftshift"),
     (
         Family.LINALG,
-        r"linalg|cholesky|^qr$|^svd|eig|^inv(erse|ex)?$|^det|slogdet|logdet|solve|pinv|lstsq|lu(factor)?$|"
+        r"linalg|cholesky|^qr$|^svd|eig|^inv(erse|ex)?$|^det|slogdet|logdet|solve|pinv|lstsq|^lu(factor|unpack)?$|"
         r"matrixexp|matrixpower|householder|ormqr|geqrf|pinverse|trace$",
     ),
     (Family.RECURRENT, r"lstm|gru(cell)?$|^rnn|recurrent"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -120,7 +119,10 @@ def run_dedupe(
     result = deduplicate(merged(folders), references, caps)
     write_rows(out.kept, [record.to_dict() for record in result.kept])
     write_rows(out.dropped, [dict(row) for row in result.dropped])
-    rows = [{"id": id_, **dataclasses.asdict(near)} for id_, near in result.neighbours.items()]
+    rows = [
+        {"id": id_, "nearest": near.id, "similarity": near.similarity, "match": near.match}
+        for id_, near in result.neighbours.items()
+    ]
     write_rows(out.neighbours, [dict(row) for row in rows])
     return result
 
