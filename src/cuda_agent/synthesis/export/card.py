@@ -35,7 +35,7 @@ class Making:
         target: name of the target.
     """
 
-    origin: Origin = Origin()
+    origin: Origin = field(default_factory=Origin)
     refused: Mapping[str, int] = field(default_factory=dict)
     num_filtered: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 from collections import Counter
@@ -10,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cuda_agent.backends.base import DeviceFacts
 from cuda_agent.errors import InfrastructureError
 from cuda_agent.synthesis.filters.client import Client, memory_share
 from cuda_agent.synthesis.filters.predicates import PREDICATES
 from cuda_agent.synthesis.filters.runner import Outcome, Runner
+from cuda_agent.synthesis.floor import with_floor
 from cuda_agent.synthesis.jsonl import Appender
 from cuda_agent.synthesis.record import TaskRecord
 from cuda_agent.synthesis.stages.folder import SynthFolder, numbers_in
@@ -57,13 +60,23 @@ class Pool:
         num_workers: tasks at once.
         cache: folder of torch.compile's cache.
         threads_each: of a worker's operators.
+        facts: of the device, for the memory floor; left out: no floor.
     """
 
-    def __init__(self, target: Target, *, num_workers: int, cache: Path, threads_each: int = 1) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        num_workers: int,
+        cache: Path,
+        threads_each: int = 1,
+        facts: DeviceFacts | None = None,
+    ) -> None:
         self._target = target
         self._num_workers = num_workers
         self._cache = cache
         self._threads_each = threads_each
+        self._facts = facts
         self._alone = threading.Lock()
         cache.mkdir(parents=True, exist_ok=True)
         cache.chmod(0o777)  # workers may have a user of their own
@@ -113,7 +126,7 @@ class Pool:
             while (task := take()) is not None:
                 number, record = task
                 try:
-                    give((number, runner.check(record)))
+                    give((number, self._with_floor(runner.check(record))))
                 except InfrastructureError:
                     give((number, None))
         except Exception as error:  # noqa: BLE001  handed to the thread that waits, which raises it
@@ -122,6 +135,9 @@ class Pool:
             for client in clients:
                 client.close()
             give(None)
+
+    def _with_floor(self, outcome: Outcome) -> Outcome:
+        return dataclasses.replace(outcome, record=with_floor(outcome.record, self._facts))
 
     def _clients(self) -> list[Client]:
         """A worker on the CPU, and one on the target where that is another device."""
