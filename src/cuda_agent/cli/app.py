@@ -15,6 +15,7 @@ from cuda_agent.cli import (
     judge_command,
     optimize_command,
     report_command,
+    synth_app,
 )
 
 app = typer.Typer(
@@ -59,3 +60,4 @@ app.command()(inspect_commands.new)
 app.command("eval")(eval_command.evaluate)
 app.command()(baseline_command.baseline)
 app.command()(report_command.report)
+app.add_typer(synth_app.synth)

@@ -16,7 +16,8 @@ from cuda_agent.synthesis.record import Size, TaskRecord
 from cuda_agent.synthesis.stages.dedupe_stage import Dedupe, deduplicate
 from cuda_agent.synthesis.stages.filter_stage import Pool, Tally, run_filters
 from cuda_agent.synthesis.stages.folder import SynthFolder, read_numbered
-from cuda_agent.tasks.taskset_rows import Row, read_rows as read_task_rows
+from cuda_agent.tasks.taskset_rows import Row
+from cuda_agent.tasks.taskset_rows import read_rows as read_task_rows
 
 _NO_CAPS = Caps(family=1.0, vendor=1.0, headroom_share=0.0, per_cluster=1 << 30)
 
