@@ -147,7 +147,7 @@ class SetBaselines:
         while todo:
             yield from self._round(todo, again)
         if again:
-            self._say(f"trying {len(again)} tasks again, each alone")
+            self._say(f"once more, each alone: {', '.join(item.entry.id for item in again)}")
         while again:
             yield from self._round(again, None)
 
