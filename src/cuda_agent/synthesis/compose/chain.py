@@ -10,6 +10,7 @@ from math import prod
 
 from cuda_agent.synthesis.compose.abstract import Made, apply
 from cuda_agent.synthesis.compose.binding import Bound, Sizes, bind, recognised
+from cuda_agent.synthesis.compose.naming import well_named
 from cuda_agent.synthesis.compose.plan import NUM_PROBES, Axis, Branch, Plan, Step, Tensor
 from cuda_agent.synthesis.dims import evaluated
 from cuda_agent.synthesis.families import Family, family_of
@@ -55,8 +56,9 @@ class Chain:
         return self.results[-1] if self.results else None
 
     def plan(self, dtype: str = "float32") -> Plan:
-        """The chain as a finished plan."""
-        return Plan(dict(self.sizes.dims), tuple(self.inputs), tuple(self.steps), tuple(self.results), dtype)
+        """The chain as a finished plan, its size constants named as a person would."""
+        plan = Plan(dict(self.sizes.dims), tuple(self.inputs), tuple(self.steps), tuple(self.results), dtype)
+        return well_named(plan)
 
     # -- putting on -----------------------------------------------------------------------------
 
