@@ -6,16 +6,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cuda_agent.cli.options import BaseUrlOption, TemperatureOption
 from cuda_agent.cli.synth_output import print_dedupe, print_tally, progress, say, told
 from cuda_agent.errors import UsageError
 
 if TYPE_CHECKING:
     from cuda_agent.synthesis.dedupe.contamination import Reference
     from cuda_agent.synthesis.seed import Seed
+    from cuda_agent.synthesis.stages.compose_stage import Composer
     from cuda_agent.synthesis.stages.filter_stage import Pool, Tally
     from cuda_agent.synthesis.stages.folder import SynthFolder
     from cuda_agent.synthesis.target import Target
@@ -51,20 +53,21 @@ def compose(
     target: TargetOption = "h200",
     shard: ShardOption = "0/1",
     seed: RandomOption = 0,
+    composer: Annotated[str, typer.Option("--composer", help="random, or chat:MODEL.")] = "random",
+    base_url: BaseUrlOption = None,
+    temperature: TemperatureOption = None,
 ) -> None:
     """Stack seeds into tasks; shapes are solved before anything is allocated."""
-    from cuda_agent.synthesis.compose.mix import find_mix
-    from cuda_agent.synthesis.compose.random_composer import RandomComposer
     from cuda_agent.synthesis.stages.compose_stage import run_compose
     from cuda_agent.synthesis.stages.folder import Shard
-    from cuda_agent.synthesis.target import find_target
 
     folder = _folder(out)
-    composer = RandomComposer(_seeds(folder, seeds), find_mix(mix), find_target(target), seed=seed)
+    options = {"base_url": base_url, "temperature": temperature}
+    made_by = _composer(composer, _seeds(folder, seeds), mix, target, seed=seed, **options)
     with progress("composed", count) as step:
-        new = run_compose(composer, folder, Shard.parse(shard), count=count, on_task=step)
+        new = run_compose(made_by, folder, Shard.parse(shard), count=count, on_task=step)
     say(f"{new} new tasks in {folder.composed}")
-    for what, number in composer.dropped.most_common():
+    for what, number in made_by.dropped.most_common():
         say(f"  draws without a task: {what} {number}")
 
 
@@ -205,6 +208,22 @@ def run(
 
 
 # -- parts --------------------------------------------------------------------------------------
+
+
+def _composer(
+    name: str, seeds: Sequence[Seed], mix: str, target: str, *, seed: int, **options: Any
+) -> Composer:
+    from cuda_agent.synthesis.compose.llm_composer import LlmComposer, endpoint_completer
+    from cuda_agent.synthesis.compose.mix import find_mix
+    from cuda_agent.synthesis.compose.random_composer import RandomComposer
+    from cuda_agent.synthesis.target import find_target
+
+    if name == "random":
+        return RandomComposer(seeds, find_mix(mix), find_target(target), seed=seed)
+    kind, _, model = name.partition(":")
+    if kind != "chat" or not model:
+        raise UsageError(f"there is no composer {name}", "Choose random, or chat:MODEL.")
+    return LlmComposer(seeds, find_mix(mix), endpoint_completer(model, **options), name=model, seed=seed)
 
 
 def _folder(path: Path) -> SynthFolder:

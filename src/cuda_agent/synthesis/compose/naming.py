@@ -14,7 +14,7 @@ _OUT = re.compile(r"^out_(\w+?)\d*$")
 
 
 def well_named(plan: Plan) -> Plan:
-    """The plan with ``out_features``, ``out_features2`` as ``hidden_features``, ``out_features``; batch first."""
+    """The plan with its batch first, and ``out_x``, ``out_x2`` as ``hidden_x``, ``out_x``."""
     names = _new_names(list(plan.dims))
     order = sorted(plan.dims, key=lambda name: name not in _FIRST)
     return Plan(

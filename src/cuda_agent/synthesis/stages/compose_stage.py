@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from cuda_agent.errors import UsageError
-from cuda_agent.synthesis.compose.random_composer import RandomComposer
 from cuda_agent.synthesis.jsonl import Appender
 from cuda_agent.synthesis.record import TaskRecord
 from cuda_agent.synthesis.stages.folder import Shard, SynthFolder, numbers_in, read_numbered
@@ -14,8 +15,18 @@ from cuda_agent.synthesis.stages.folder import Shard, SynthFolder, numbers_in, r
 _EMPTY_DRAWS = 2000
 
 
+class Composer(Protocol):
+    """Makes tasks by number: the random composer, or one that asks a model."""
+
+    dropped: Counter[str]
+
+    def one(self, number: int) -> TaskRecord | None:
+        """Task ``number``, or ``None`` where nothing came of it (``dropped`` counts why)."""
+        ...
+
+
 def composed(
-    composer: RandomComposer, folder: SynthFolder, shard: Shard, *, count: int | None = None
+    composer: Composer, folder: SynthFolder, shard: Shard, *, count: int | None = None
 ) -> Iterator[tuple[int, TaskRecord]]:
     """Tasks of this shard: those in the folder first, then new ones, each on disk before it is given.
 
@@ -44,7 +55,7 @@ def composed(
             yield number, record
 
 
-def _new(composer: RandomComposer, shard: Shard, start: int) -> Iterator[tuple[int, TaskRecord]]:
+def _new(composer: Composer, shard: Shard, start: int) -> Iterator[tuple[int, TaskRecord]]:
     empty = 0
     number = start
     while True:
@@ -59,7 +70,7 @@ def _new(composer: RandomComposer, shard: Shard, start: int) -> Iterator[tuple[i
 
 
 def run_compose(
-    composer: RandomComposer,
+    composer: Composer,
     folder: SynthFolder,
     shard: Shard,
     *,
