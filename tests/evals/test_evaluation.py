@@ -142,9 +142,8 @@ def test_baselines_of_the_cache_are_taken_over_once(tiny_set, tmp_path, monkeypa
     from cuda_agent.evals.baseline_rows import set_cache
 
     monkeypatch.setenv("CUDA_AGENT_CACHE", str(tmp_path / "cache"))
-    settings = EvalSettings(
-        "set", "hash", "playbook", device="cpu", device_name="CPU", versions={"torch": "1"}
-    )
+    versions = {"torch": "1"}
+    settings = EvalSettings("set", "hash", "playbook", device_name="CPU", versions=versions)
     folder = create_evaluation(tmp_path / "out", open_taskset(str(tiny_set)), settings)
     cache = set_cache(judge_config(settings), name="CPU", versions=versions)
     first, second = folder.tasks()
