@@ -110,8 +110,8 @@ def policy_loss(
     sums = _ratio_sums(ratio, log_ratio, advantages, kept, clipping)
     surprisal = -torch.where(kept, wide.detach(), 0.0).double().sum()
     totals = {**sums.totals, "surprisal": surprisal}
-    shares = {"policy_loss": loss.detach().double()}
-    return loss, Sums(sums.count, totals, shares, sums.largest, sums.smallest)
+    losses = {"policy_loss": loss.detach().double()}
+    return loss, Sums(sums.count, totals, losses, sums.largest, sums.smallest)
 
 
 def value_loss(

@@ -197,7 +197,7 @@ def actor_terms(
     cut = (importance > config.truncation).double().sum()
     importance = importance.clamp(max=config.truncation)
     shares = token_shares(batch.acted_lengths, kept)
-    sums = Sums(gap.count, {**gap.totals, "truncated": cut}, gap.shares, gap.largest)
+    sums = Sums(gap.count, {**gap.totals, "truncated": cut}, gap.losses, gap.largest)
     return ActorTerms(advantages, denominator, importance, shares), sums
 
 

@@ -17,20 +17,20 @@ class Sums:
     Attributes:
         count: acted tokens that the sums run over: float64 [].
         totals: sums over tokens, by name: float64 [] each.
-        shares: sums without a mean: numbers, and losses (their denominator is in them): float64 [] each.
+        losses: sums whose denominator is in them already, and plain counts, by name: float64 [] each.
         largest, smallest: extremes by name: float64 [] each.
     """
 
     count: Tensor
     totals: Mapping[str, Tensor]
-    shares: Mapping[str, Tensor]
+    losses: Mapping[str, Tensor]
     largest: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     smallest: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
     def means(self) -> dict[str, float]:
-        """Each total over the count, each share and extreme as it is. NaN where nothing was counted."""
+        """Each total over the count, each loss and extreme as it is. NaN where nothing was counted."""
         means = {name: total / self.count for name, total in self.totals.items()}
-        found = {**self.shares, **means, **self.largest, **self.smallest, "tokens": self.count}
+        found = {**self.losses, **means, **self.largest, **self.smallest, "tokens": self.count}
         return {name: float(value) for name, value in found.items()}
 
     def across_ranks(self) -> Sums:
@@ -41,7 +41,7 @@ class Sums:
         return Sums(
             _reduced({"": self.count}, operations.SUM)[""],
             _reduced(self.totals, operations.SUM),
-            _reduced(self.shares, operations.SUM),
+            _reduced(self.losses, operations.SUM),
             _reduced(self.largest, operations.MAX),
             _reduced(self.smallest, operations.MIN),
         )
@@ -59,7 +59,7 @@ def add(parts: Sequence[Sums]) -> Sums:
     return Sums(
         torch.stack([part.count for part in parts]).sum(),
         {name: torch.stack([part.totals[name] for part in parts]).sum() for name in first.totals},
-        {name: torch.stack([part.shares[name] for part in parts]).sum() for name in first.shares},
+        {name: torch.stack([part.losses[name] for part in parts]).sum() for name in first.losses},
         {name: torch.stack([part.largest[name] for part in parts]).amax() for name in first.largest},
         {name: torch.stack([part.smallest[name] for part in parts]).amin() for name in first.smallest},
     )
