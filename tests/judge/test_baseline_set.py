@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -14,6 +17,7 @@ from cuda_agent.config import Device, JudgeConfig, Precision, Track
 from cuda_agent.judge.baseline_cache import SetCache
 from cuda_agent.judge.baseline_forms import Cast, CastModel, compare
 from cuda_agent.judge.baseline_lines import LineTimes, TaskBaselines, Work
+from cuda_agent.judge.baseline_memory import BASE_BYTES, MemoryBudget
 from cuda_agent.judge.baseline_names import Line, Pass, groups_of
 from cuda_agent.judge.baseline_work import count_work, roofline
 from cuda_agent.task import Task
@@ -138,6 +142,27 @@ def test_the_cache_keeps_contracts_and_devices_apart(tmp_path, monkeypatch):
     [path] = (tmp_path / "taskset-baselines").glob("*.json")
     path.write_text(path.read_text()[:-20])
     assert cache().get("task").lines == {}
+
+
+def test_memory_is_handed_out_in_order_and_never_twice():
+    budget = MemoryBudget(10 * BASE_BYTES)
+    held: list[int] = []
+    most: list[int] = []
+    lock = threading.Lock()
+
+    def work(number):
+        with budget.hold(BASE_BYTES if number else 100 * BASE_BYTES):  # 5 shares of 10, or all
+            with lock:
+                held.append(number)
+                most.append(len(held))
+                assert len(held) == 1 or 0 not in held, "who needs all is alone"
+            time.sleep(0.01)
+            with lock:
+                held.remove(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, [number % 4 for number in range(40)]))
+    assert max(most) == 2
 
 
 GOOD = """import torch

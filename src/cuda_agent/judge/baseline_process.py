@@ -16,6 +16,7 @@ from cuda_agent.config import JudgeConfig
 from cuda_agent.errors import InfrastructureError
 from cuda_agent.judge.baseline_cache import precision_of
 from cuda_agent.judge.baseline_lines import LineTimes
+from cuda_agent.judge.baseline_memory import MemoryBudget
 from cuda_agent.judge.baseline_names import SETTINGS, Line
 from cuda_agent.judge.devices import Place, inductor_dir
 from cuda_agent.judge.failure_kind import FailureKind
@@ -25,7 +26,7 @@ from cuda_agent.sandbox.view import View
 from cuda_agent.task import Task
 
 _START_S = 300.0
-_MEASURE_S = 300.0
+_MEASURE_S = 600.0
 _CROWDED = (FailureKind.TOO_LARGE, FailureKind.OUT_OF_MEMORY)
 
 
@@ -92,19 +93,21 @@ class BaselineProcess:
             ),
         )
 
-    def prepare(self, *, limit_s: float, work: bool) -> None:
+    def prepare(self, budget: MemoryBudget, *, limit_s: float, work: bool) -> None:
         """Import, build, compile; may run beside other processes.
 
         Args:
+            budget: device memory that these share.
             limit_s: seconds for one line.
             work: also count bytes and operations.
         """
-        self._open()
-        for line in self.lines:
-            self._prepare(line, limit_s)
-        if work:
-            for case in range(len(self.weights)):
-                self._count(case)
+        with budget.hold(self._input_bytes()):
+            self._load()
+            for line in self.lines:
+                self._prepare(line, limit_s)
+            if work:
+                for case in range(len(self.weights)):
+                    self._count(case)
 
     def measure(self, *, alone: bool) -> None:
         """Time the lines and try the settings' outputs; the device must be held, and nobody else at work.
@@ -130,7 +133,8 @@ class BaselineProcess:
 
     def tf32_peak(self) -> float:
         """Measured TF32 rate of the device, FLOP per second (CUDA)."""
-        self._open()
+        self._input_bytes()
+        self._load()
         return float(self._ask("tf32_peak", _MEASURE_S)["flops"])
 
     def close(self) -> None:
@@ -139,20 +143,36 @@ class BaselineProcess:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        folder = self._worker.scratch / "task"
-        folder.mkdir()
-        (folder / "model.py").write_text(self._task.code, encoding="utf-8")
+    @property
+    def _folder(self) -> Path:
+        return self._worker.scratch / "task"
+
+    def _input_bytes(self) -> int | None:
+        """Import the task (no device is touched) and size its inputs; ``None`` where that cannot be done."""
+        self._folder.mkdir()
+        (self._folder / "model.py").write_text(self._task.code, encoding="utf-8")
         for name, path in self._task.assets.items():
-            shutil.copyfile(path, folder / Path(name).name)
+            shutil.copyfile(path, self._folder / Path(name).name)
+        answer = self._ask("size", _START_S, path=self._path, search_path=self._search_path)
+        return None if answer["nbytes"] is None else int(answer["nbytes"])
+
+    @property
+    def _path(self) -> str:
+        return str(self._folder / "model.py")
+
+    @property
+    def _search_path(self) -> list[str]:
+        return [str(self._folder), *self._task.search_path]
+
+    def _load(self) -> None:
         answer = self._ask(
             "load",
             _START_S,
             device=self._place.worker_device,
             num_threads=self._place.num_threads,
             precision=str(precision_of(self._config)),
-            search_path=[str(folder), *self._task.search_path],
-            path=str(folder / "model.py"),
+            search_path=self._search_path,
+            path=self._path,
             seed=self._seed,
             transport="host",
         )
@@ -209,7 +229,7 @@ class BaselineProcess:
                 raise TooLittleMemory(_short(error)) from None
             if op in ("prepare", "work", "agree"):
                 raise
-            raise Ended(_short(error), line, final=op == "load") from None
+            raise Ended(_short(error), line, final=op in ("size", "load")) from None
         except WorkerDied as death:
             if death.fault is Fault.OUT_OF_MEMORY:
                 raise TooLittleMemory(_short(death)) from None

@@ -22,6 +22,7 @@ from cuda_agent.errors import InfrastructureError
 from cuda_agent.judge.baseline import BaselineCache
 from cuda_agent.judge.baseline_cache import SetCache, precision_of
 from cuda_agent.judge.baseline_lines import LineTimes, TaskBaselines
+from cuda_agent.judge.baseline_memory import MemoryBudget
 from cuda_agent.judge.baseline_names import Line, Pass, groups_of
 from cuda_agent.judge.baseline_process import BaselineProcess, Ended, TooLittleMemory
 from cuda_agent.judge.baseline_work import roofline
@@ -37,6 +38,8 @@ _FAILURES = (Ended, TooLittleMemory, InfrastructureError)
 _PROCESS_BYTES = 2 << 30
 """Host memory to reckon with for one process that waits."""
 _MAX_WAITING = 40
+_MEMORY_SHARE = 0.7
+"""Of the device's, for tasks that compile; the rest is for the contexts and weights of those that wait."""
 
 
 class Entry(Protocol):
@@ -187,6 +190,7 @@ class SetBaselines:
         """
         jobs = min(self._jobs, room)
         pool = stack.enter_context(ThreadPoolExecutor(jobs))
+        budget = MemoryBudget(int(_MEMORY_SHARE * self._facts.memory_bytes))
         running: dict[Future[None], tuple[_Todo, BaselineProcess]] = {}
         num_made = 0
         while running or (todo and num_made < room):
@@ -201,7 +205,8 @@ class SetBaselines:
                 )
                 stack.callback(process.close)
                 work = Line.EAGER in item.lines
-                running[pool.submit(process.prepare, limit_s=self._limit_s, work=work)] = (item, process)
+                future = pool.submit(process.prepare, budget, limit_s=self._limit_s, work=work)
+                running[future] = (item, process)
                 num_made += 1
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 item, process = running.pop(future)

@@ -25,12 +25,14 @@ from cuda_agent.judge.baseline_names import Line
 from cuda_agent.judge.baseline_work import count_work, tf32_peak
 from cuda_agent.judge.reference_worker import ReferenceWorker
 from cuda_agent.judge.timing import make_timer, time_calls
+from cuda_agent.judge.worker import import_file
 
 _BLOCK_S = 0.06
 _NUM_BLOCKS = 6
 _MAX_CALLS = 100
 _SETS_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 _MAX_SETS = 4
+_SLOW_DRAW_S = 1.0
 _HELD_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}
 _NUM_DRAWS = 3
 _REPLAYED = (Line.CUDA_GRAPH, Line.MAX_AUTOTUNE)
@@ -44,6 +46,7 @@ class BaselineWorker(ReferenceWorker):
         super().__init__()
         self.forms: dict[Line, Any] = {}
         self.handlers |= {
+            "size": self._size,
             "prepare": self._prepare,
             "work": self._count,
             "agree": self._agree,
@@ -54,6 +57,15 @@ class BaselineWorker(ReferenceWorker):
     @property
     def _kind(self) -> str:
         return "cpu" if self.device == "cpu" else "cuda"
+
+    def _size(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Bytes of the first case's inputs, drawn without memory; what fails here is told by ``load``."""
+        sys.path[:0] = message["search_path"]
+        try:
+            with torch.device("meta"):
+                return {"nbytes": _num_bytes(import_file("sized", message["path"]).get_inputs())}
+        except (Exception, SystemExit):  # task code may raise anything
+            return {"nbytes": None}
 
     def _prepare(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Build one line and run it once on every case; the first run compiles."""
@@ -121,8 +133,11 @@ class BaselineWorker(ReferenceWorker):
         return {"samples": samples, "why": why}
 
     def _draw_sets(self, seed: int, case: int) -> list[Any]:
+        started = time.monotonic()
         first = self._draw_inputs(seed, case)
         num = max(2, min(_MAX_SETS, _SETS_BYTES[self._kind] // max(1, _num_bytes(first))))
+        if time.monotonic() - started > _SLOW_DRAW_S:
+            num = 2
         return [first, *(self._draw_inputs(seed + 1 + index, case) for index in range(num - 1))]
 
     def _call_of(self, line: Line, sets: Sequence[Any]) -> Call:
