@@ -7,9 +7,9 @@ import itertools
 import random
 from collections import Counter
 
+import handmade
 import pytest
 
-import handmade
 from cuda_agent.errors import TaskError, UsageError
 from cuda_agent.synthesis.compose.binding import Sizes, bind
 from cuda_agent.synthesis.compose.chain import Chain

@@ -78,8 +78,9 @@ DEFECTS = {
     "no-idle-op": record("return torch.relu(torch.sigmoid(self.linear(x)))"),
     "no-idle-op ": record("return self.linear(x).clamp(-50, 50)"),
     "no-idle-op  ": record("return torch.round(torch.floor(self.linear(x)))"),
-    "admission-small": record("return 1e-4 * self.linear(x)"),
-    "admission-small ": record("return x + 1e-3 * torch.tanh(self.linear(x)) * y", **SECOND),
+    "admission-small": record(
+        "return x.t().contiguous()", ("torch.t",), init="del self.linear"
+    ),  # the input, transposed, is the answer
 }
 
 
@@ -145,9 +146,9 @@ def test_neighbours_that_commute_by_a_rule_are_exempt(client: Client) -> None:
 
 
 LOSSES = {
-    "crash": "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
+    "crash": "__import__('os').abort()",
     "hang": "while True:\n    pass",
-    "exit": "import os\nos._exit(0)",
+    "exit": "__import__('os')._exit(0)",
 }
 
 
