@@ -64,7 +64,7 @@ class BaselineWorker(ReferenceWorker):
         try:
             with torch.device("meta"):
                 return {"nbytes": _num_bytes(import_file("sized", message["path"]).get_inputs())}
-        except (Exception, SystemExit):  # task code may raise anything
+        except (Exception, SystemExit):  # noqa: BLE001  task code may raise anything
             return {"nbytes": None}
 
     def _prepare(self, message: Mapping[str, Any]) -> dict[str, Any]:
