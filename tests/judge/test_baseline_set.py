@@ -64,6 +64,7 @@ def test_what_is_measured_together():
     assert groups_of(Pass.FIRST, "cpu") == ((Line.EAGER, Line.COMPILE),)
     assert groups_of(Pass.ALL, "cuda")[1:] == groups_of(Pass.SECOND, "cuda")
     assert (Line.COMPILE_TF32,) in groups_of(Pass.SECOND, "cuda")
+    assert groups_of(Pass.SECOND, "cuda")[-1] == (Line.EAGER_KERNEL, Line.COMPILE_KERNEL)
     assert all(Line.COMPILE_TF32 not in group for group in groups_of(Pass.ALL, "cpu"))
 
 

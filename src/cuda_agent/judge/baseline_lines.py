@@ -110,8 +110,8 @@ class TaskBaselines:
 
         ``None`` until all of them were tried.
         """
-        tried = [line for group in groups_of(Pass.SECOND, self.kind) for line in group]
-        if not all(line in self.lines for line in tried if line is not Line.MAX_AUTOTUNE):
+        tried = [line for group in groups_of(Pass.SECOND, self.kind) for line in group if line in SETTINGS]
+        if not all(line in self.lines for line in tried):
             return None
         plain = (Line.EAGER, Line.COMPILE) if self.kind == "cpu" else (Line.EAGER,)
         valid = [line for line in SETTINGS if line in self.lines and self.lines[line].valid]

@@ -21,10 +21,10 @@ import torch
 
 from cuda_agent.judge import exchange
 from cuda_agent.judge.baseline_forms import Cast, CastModel, Graphs, allow_tf32, compare
-from cuda_agent.judge.baseline_names import Line
+from cuda_agent.judge.baseline_names import KERNEL_SUMS, Line
 from cuda_agent.judge.baseline_work import count_work, tf32_peak
 from cuda_agent.judge.reference_worker import ReferenceWorker
-from cuda_agent.judge.timing import make_timer, time_calls
+from cuda_agent.judge.timing import kernel_times, make_timer, time_calls
 from cuda_agent.judge.worker import import_file
 
 _BLOCK_S = 0.06
@@ -35,6 +35,7 @@ _MAX_SETS = 4
 _SLOW_DRAW_S = 1.0
 _HELD_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}
 _NUM_DRAWS = 3
+_KERNEL_WARM_UP, _KERNEL_CALLS = 5, 10
 _REPLAYED = (Line.CUDA_GRAPH, Line.MAX_AUTOTUNE)
 Call = Callable[[int], Any]
 
@@ -81,7 +82,7 @@ class BaselineWorker(ReferenceWorker):
 
     def _form(self, line: Line) -> Any:
         """The module as this line runs it."""
-        if line is Line.EAGER:
+        if line in (Line.EAGER, Line.EAGER_KERNEL):
             return self.model
         _many_shapes()
         model = self.model
@@ -120,14 +121,19 @@ class BaselineWorker(ReferenceWorker):
         """Samples of each line on one case. A line that fails is told of; the others go on."""
         blocks = _Blocks(self.device, self._draw_sets(message["seed"], message["case"]))
         why: dict[str, str] = {}
+        sums: dict[str, list[float]] = {}
         for line in map(Line, message["lines"]):
             try:
-                blocks.add(line, self._call_of(line, blocks.sets))
+                call = self._call_of(line, blocks.sets)
+                if line in KERNEL_SUMS:
+                    sums[line] = _kernel_sums(call)
+                else:
+                    blocks.add(line, call)
             except Exception as error:  # whatever a line may raise costs that line
                 if isinstance(error, torch.OutOfMemoryError) and not message["alone"]:
                     raise
                 why[line] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        samples = blocks.run()
+        samples = {**blocks.run(), **sums}
         blocks.close()
         self._settle_down()
         return {"samples": samples, "why": why}
@@ -204,6 +210,16 @@ class _Blocks:
         self._lines.clear()
         self.sets.clear()
         gc.unfreeze()
+
+
+def _kernel_sums(call: Call) -> list[float]:
+    """Summed kernel time of ten calls after five, microseconds each (the paper's metric)."""
+    for _ in range(_KERNEL_WARM_UP):
+        call(0)
+    sums, _ = kernel_times(lambda: call(0), _KERNEL_CALLS)
+    if not any(sums):
+        raise RuntimeError("the profiler saw no kernel")
+    return sums
 
 
 def _flags(line: Line) -> AbstractContextManager[None]:
