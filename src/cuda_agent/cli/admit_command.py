@@ -52,6 +52,9 @@ def admit(
             "--out", metavar="FILE", help="Keep rows as JSON lines; tasks with a row are not rerun."
         ),
     ] = None,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Run those again that were not tried to the end.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Tell tasks that zeros, a constant, a stale output, other weights or the input itself would solve."""
@@ -61,7 +64,9 @@ def admit(
     config = JudgeConfig(device=resolve_device(device), track=track, precision=precision, gpu=gpu)
     entries = _entries(source, levels=level or (), ids=id_ or (), limit=limit)
     rows: list[Row] = []
-    found = admit_all(entries, config, shrink=shrink_batch, limit_s=time_limit, out=out, say=_say)
+    found = admit_all(
+        entries, config, shrink=shrink_batch, limit_s=time_limit, out=out, retry=retry, say=_say
+    )
     try:
         for row in found:
             rows.append(row)

@@ -104,6 +104,7 @@ def admit_all(
     shrink: int | None = None,
     limit_s: float = LIMIT_S,
     out: Path | None = None,
+    retry: bool = False,
     say: Say = lambda _: None,
 ) -> Iterator[Row]:
     """Admit tasks one after another; each row is on disk before it is given.
@@ -114,6 +115,7 @@ def admit_all(
         shrink: cut leading sizes to this.
         limit_s: seconds for each task.
         out: JSON lines; tasks that have a row there with the same setting are not run again.
+        retry: but those that were not tried to the end are.
         say: receives what is not a row.
 
     Raises:
@@ -123,6 +125,8 @@ def admit_all(
     setting = current_setting(config, shrink)
     rows = load_rows(out) if out is not None else []
     known = {(row.id, row.task_hash): row for row in rows if row.setting == setting}
+    if retry:
+        known = {key: row for key, row in known.items() if not row.admission.reason}
     lost = []
     for entry in entries:
         if (row := known.get((entry.id, entry.task.hash))) is None:
