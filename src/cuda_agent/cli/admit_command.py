@@ -17,8 +17,9 @@ from cuda_agent.config import Device, JudgeConfig, Precision, Track
 
 if TYPE_CHECKING:
     from cuda_agent.judge.admission import Protocol
-    from cuda_agent.judge.admission_set import Entry, Row
+    from cuda_agent.judge.admission_set import Row
     from cuda_agent.task import Task
+    from cuda_agent.tasks.selection import Selectable
 
 # A log or a pipe has no width of its own: wide enough that no cell is folded.
 _FILE_WIDTH = 180
@@ -89,7 +90,9 @@ class _File:
     problem_id: int | None = None
 
 
-def _entries(source: str, *, levels: Sequence[int], ids: Sequence[str], limit: int | None) -> Sequence[Entry]:
+def _entries(
+    source: str, *, levels: Sequence[int], ids: Sequence[str], limit: int | None
+) -> Sequence[Selectable]:
     if source.endswith(".py"):
         from cuda_agent.tasks.targets import load_task_file
 

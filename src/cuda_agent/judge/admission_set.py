@@ -9,28 +9,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cuda_agent.config import JudgeConfig
 from cuda_agent.errors import InfrastructureError, TaskError, UsageError
 from cuda_agent.judge.admission import LIMIT_S, Admission, admit
-from cuda_agent.task import Task
+from cuda_agent.tasks.selection import Selectable
 from cuda_agent.tasks.shrink import shrink_batch
 
 Say = Callable[[str], None]
-
-
-class Entry(Protocol):
-    """A task of a set, as ``cuda_agent.tasks.taskset`` gives it."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def task(self) -> Task: ...
-    @property
-    def level(self) -> int | None: ...
-    @property
-    def problem_id(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -98,7 +85,7 @@ class Row:
 
 
 def admit_all(
-    entries: Iterable[Entry],
+    entries: Iterable[Selectable],
     config: JudgeConfig,
     *,
     shrink: int | None = None,
@@ -189,7 +176,7 @@ def _parsed(line: bytes) -> Row | None:
         return None
 
 
-def _admit(entry: Entry, config: JudgeConfig, setting: Setting, limit_s: float) -> Row:
+def _admit(entry: Selectable, config: JudgeConfig, setting: Setting, limit_s: float) -> Row:
     start = time.monotonic()
     shrunk: Mapping[str, tuple[int, int]] = {}
     task = entry.task

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from cuda_agent.backends.base import DeviceFacts
 from cuda_agent.config import JudgeConfig
@@ -29,6 +28,7 @@ from cuda_agent.judge.baseline_work import roofline
 from cuda_agent.judge.devices import Place
 from cuda_agent.pool.lease import lease
 from cuda_agent.task import Task
+from cuda_agent.tasks.selection import Selectable
 
 _log = logging.getLogger(__name__)
 
@@ -42,19 +42,6 @@ _MEMORY_SHARE = 0.7
 """Of the device's, for tasks that compile; the rest is for the contexts and weights of those that wait."""
 
 
-class Entry(Protocol):
-    """A task of a set, as ``cuda_agent.tasks.taskset`` gives it."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def task(self) -> Task: ...
-    @property
-    def level(self) -> int | None: ...
-    @property
-    def problem_id(self) -> int | None: ...
-
-
 @dataclass(frozen=True)
 class Measured:
     """A task whose lines were just measured, or found in the cache.
@@ -66,7 +53,7 @@ class Measured:
         cached: nothing had to be measured.
     """
 
-    entry: Entry
+    entry: Selectable
     lines: tuple[Line, ...]
     baselines: TaskBaselines
     cached: bool = False
@@ -74,7 +61,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Todo:
-    entry: Entry
+    entry: Selectable
     lines: tuple[Line, ...]
     failed: Mapping[Line, LineTimes]
 
@@ -116,7 +103,7 @@ class SetBaselines:
             num_threads=place.num_threads,
         )
 
-    def run(self, entries: Sequence[Entry], which: Pass, *, fresh: bool = False) -> Iterator[Measured]:
+    def run(self, entries: Sequence[Selectable], which: Pass, *, fresh: bool = False) -> Iterator[Measured]:
         """Measure what the cache lacks, one group of lines after another; a task is on disk when given.
 
         Args:

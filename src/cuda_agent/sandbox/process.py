@@ -92,7 +92,6 @@ def spawn(
     Raises:
         OSError: the interpreter or the folder is missing.
     """
-    limits = limits or Limits()
     mode = Isolation.NONE
     if view is not None:
         mode = isolation() if view.own_user else isolation_as_ourselves()
@@ -101,23 +100,15 @@ def spawn(
         env |= {"HOME": "/tmp", "TMPDIR": "/tmp"}
     reader, writer = os.pipe()
     spec = {
-        **asdict(limits),
+        **asdict(limits or Limits()),
         **(view or View()).spec(env),
         "mode": str(mode),
         "cwd": str(cwd) if view is None or view.may_write(cwd) else "/tmp",
         "report_fd": writer,
     }
-    launcher = [
-        sys.executable,
-        "-I",
-        "-S",
-        str(Path(__file__).with_name("launch.py")),
-        json.dumps(spec),
-        "--",
-    ]
     try:
         popen = subprocess.Popen(
-            [*launcher, *argv],
+            [*_launcher(spec), *argv],
             cwd=cwd,
             env=env,
             stdin=stdin,
@@ -132,6 +123,11 @@ def spawn(
     finally:
         os.close(writer)
     return Process(popen, reader, contained=mode is not Isolation.NONE)
+
+
+def _launcher(spec: Mapping[str, Any]) -> list[str]:
+    script = str(Path(__file__).with_name("launch.py"))
+    return [sys.executable, "-I", "-S", script, json.dumps(spec), "--"]
 
 
 class Process:

@@ -14,7 +14,7 @@ _RANGE = re.compile(r"(?:(?P<group>.+)/)?(?P<first>\d+)-(?P<last>\d+)")
 
 
 class Selectable(Protocol):
-    """What selection looks at."""
+    """A task of a set, as far as choosing it and working through the set need to know it."""
 
     @property
     def id(self) -> str: ...
