@@ -11,7 +11,7 @@ from cuda_agent.cli import synth_commands
 
 synth = typer.Typer(
     name="synth",
-    help="Make training tasks: mine, compose, filter, dedupe, export; audit a set.",
+    help="Make training tasks from seeds: compose, filter, dedupe, export; audit a set.",
     invoke_without_command=True,
     no_args_is_help=False,
     rich_markup_mode=None,
@@ -25,7 +25,7 @@ def root(
     preset: Annotated[str | None, typer.Option(help="Run all stages: demo or full.")] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = synth_commands.DEFAULT_OUT,
 ) -> None:
-    """Make training tasks: mine, compose, filter, dedupe, export; audit a set."""
+    """Make training tasks from seeds: compose, filter, dedupe, export; audit a set."""
     if context.invoked_subcommand is not None:
         return
     if preset is None:

@@ -26,7 +26,7 @@ DEFAULT_OUT = Path("cuda-agent-out/synth")
 
 OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the run.")]
 SeedsOption = Annotated[
-    Path | None, typer.Option("--seeds", metavar="FILE", help="Mined seeds; those in --out when left out.")
+    Path | None, typer.Option("--seeds", metavar="FILE", help="Seeds; those in --out when left out.")
 ]
 MixOption = Annotated[str, typer.Option("--mix", help="Shares by number of operators: paper or balanced.")]
 TargetOption = Annotated[str, typer.Option("--target", help="Device to make tasks for: h200 or cpu.")]
@@ -238,7 +238,9 @@ def _seeds(folder: SynthFolder, named: Path | None) -> list[Seed]:
 
     found = list(read_seeds(seeds_path(folder, named)))
     if not found:
-        raise UsageError("there are no seeds to compose from", "Mine them: cuda-agent synth mine.")
+        raise UsageError(
+            "there are no seeds to compose from", "Name a file of seeds with --seeds (docs/synthesis.md)."
+        )
     return found
 
 

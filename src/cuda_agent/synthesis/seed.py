@@ -229,7 +229,7 @@ def read_seeds(path: Path) -> Iterator[Seed]:
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(
                 f"{path}: {row.get('id', 'a row')} is no seed: {error}",
-                "Mine them again: cuda-agent synth mine.",
+                "Its form: cuda_agent/synthesis/seed.py.",
             ) from None
 
 

@@ -63,7 +63,7 @@ def _new(composer: Composer, shard: Shard, start: int) -> Iterator[tuple[int, Ta
         empty = 0 if record is not None else empty + 1
         if empty > _EMPTY_DRAWS:
             why = ", ".join(f"{what} {n}" for what, n in composer.dropped.most_common(3))
-            raise UsageError(f"the seeds give no task: {why}", "Mine more seeds: cuda-agent synth mine.")
+            raise UsageError(f"the seeds give no task: {why}", "Name a file with more seeds.")
         if record is not None:
             yield number, record
         number += shard.of
@@ -93,5 +93,7 @@ def seeds_path(folder: SynthFolder, named: Path | None) -> Path:
     """
     path = named or folder.seeds
     if not path.is_file():
-        raise UsageError(f"there are no seeds at {path}", "Mine them: cuda-agent synth mine.")
+        raise UsageError(
+            f"there are no seeds at {path}", "Name a file of seeds with --seeds (docs/synthesis.md)."
+        )
     return path
