@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -239,9 +240,10 @@ class Reference:
         """Microseconds of one eager call, in the way the candidate's is timed (``Candidate.time_one``)."""
         self._map({"seen": seen.block, "new": new.block, "flags": flags})
         plans = [seen.plan, new.plan]
-        self._worker.begin("time_one", slots=["seen", "new"], plans=plans, flags="flags")
-        release()
-        answer, _ = self._worker.finish("time_one", limit_s=self._config.run_limit_s)
+        with self._failures("time_one"):
+            self._worker.begin("time_one", slots=["seen", "new"], plans=plans, flags="flags")
+            release()
+            answer, _ = self._worker.finish("time_one", limit_s=self._config.run_limit_s)
         return float(answer["sample"])
 
     def _map_sets(self, sets: Sequence[Drawn]) -> list[str]:
@@ -255,9 +257,15 @@ class Reference:
             self._slots.update(new)
 
     def _ask(self, op: str, **fields: Any) -> tuple[dict[str, Any], list[int]]:
+        with self._failures(op):
+            return self._worker.ask(op, limit_s=self._config.run_limit_s * 2, **fields)
+
+    @contextmanager
+    def _failures(self, op: str) -> Iterator[None]:
+        """The process's failures as the task's or ours, never a candidate's."""
         name = self._task.name
         try:
-            return self._worker.ask(op, limit_s=self._config.run_limit_s * 2, **fields)
+            yield
         except WorkerError as error:
             if error.kind in _REMEDIES:
                 cause = (
