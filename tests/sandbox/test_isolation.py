@@ -51,6 +51,10 @@ def run(
     return status, out.read_text()
 
 
+def test_libraries_that_ask_for_the_user_are_answered(mode: Isolation, tmp_path: Path) -> None:
+    assert run("import getpass; print(getpass.getuser())", tmp_path) == (0, "sandbox\n")
+
+
 def test_files_of_the_host_are_absent_and_its_system_cannot_be_written(
     mode: Isolation, tmp_path: Path
 ) -> None:

@@ -180,17 +180,18 @@ def kernel_times(call: Callable[[], Any], num_calls: int) -> tuple[list[float], 
 
     CUDA only; evidence, never a credit.
     """
-    from torch.profiler import ProfilerActivity, profile
+    # Not torch.profiler.profile: it imports the compiler stack, seconds in a fresh process.
+    from torch.autograd.profiler import profile
 
     sums: list[float] = []
     by_name: dict[str, float] = {}
     for _ in range(num_calls):
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
+        with profile(use_cpu=False, use_device="cuda", use_kineto=True, acc_events=True) as trace:
             call()
             torch.cuda.synchronize()
         total = 0.0
-        for event in trace.events():
+        for event in trace.function_events:
             if event.device_type == torch.autograd.DeviceType.CUDA:
                 total += event.device_time
                 by_name[event.name] = by_name.get(event.name, 0.0) + event.device_time

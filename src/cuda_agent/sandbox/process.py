@@ -83,7 +83,8 @@ def spawn(
     Args:
         argv: the program, found on the PATH of ``env``.
         cwd: its working folder; its own /tmp instead where it has one and may not write there.
-        env: its whole environment; HOME and TMPDIR become /tmp where it has a /tmp of its own.
+        env: its whole environment; HOME and TMPDIR become /tmp where it has a /tmp of its own, and the
+            user has a name.
         limits: left out, no limit but network and death with the parent.
         view: what it sees of this machine's files; left out, everything, as our own user.
         pass_fds: descriptors it inherits, beside the three standard ones.
@@ -97,7 +98,8 @@ def spawn(
         mode = isolation() if view.own_user else isolation_as_ourselves()
     env = dict(env)
     if mode is not Isolation.NONE:
-        env |= {"HOME": "/tmp", "TMPDIR": "/tmp"}
+        # Named, since libraries ask for the user's name and its id is in no password file.
+        env |= {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "sandbox", "LOGNAME": "sandbox"}
     reader, writer = os.pipe()
     spec = {
         **asdict(limits or Limits()),
