@@ -2,9 +2,10 @@
 
     python benchmarks/main_job.py --device cuda --repeats 3 --out results.json
 
-Each module is a whole run of ``cuda-agent optimize`` (playbook policy) in a process of its own; the final
-candidate is then judged ``--repeats`` times more on fresh draws, each time in a process of its own, and the
-loaded result is compared with eager on fresh inputs.
+Each module is a whole run of ``cuda-agent optimize`` (playbook policy) in a process of its own, ``--jobs`` at
+once. Then, one module at a time on a machine that does nothing else, the final candidate is judged
+``--repeats`` times more on fresh draws, each time in a process of its own, and the loaded result is compared
+with eager on fresh inputs. Runs that lie finished under ``--keep`` are not made again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -62,49 +63,57 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="keep the runs' folders here")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    rows: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory() as root, ThreadPoolExecutor(options.jobs) as pool:
+    with tempfile.TemporaryDirectory() as root:
         folder = options.keep or Path(root)
-        runs = [
-            pool.submit(run_one, name, options.device, folder / name, options.repeats)
-            for name in options.only
-        ]
-        for run in as_completed(runs):
-            rows.append(run.result())
-            print(line(rows[-1]), flush=True)
-            document = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "argv": sys.argv[1:]}
-            options.out.write_text(json.dumps({**document, "rows": rows}, indent=1))
+        with ThreadPoolExecutor(options.jobs) as pool:
+            runs = {name: pool.submit(run_one, name, options.device, folder / name) for name in options.only}
+            rows = {name: run.result() for name, run in runs.items()}
+        write(options.out, rows)
+        for name, row in rows.items():
+            again(row, options.device, folder / name, options.repeats)
+            print(line(row), flush=True)
+            write(options.out, rows)
     return 0
 
 
-def run_one(name: str, device: str, folder: Path, repeats: int) -> dict[str, object]:
-    """One whole run, then the verdict repeated on its candidate; the row that goes into the JSON."""
-    folder.mkdir(parents=True)
-    task = folder / f"{name}.py"
+def write(path: Path, rows: dict[str, dict[str, object]]) -> None:
+    document = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "argv": sys.argv[1:]}
+    path.write_text(json.dumps({**document, "rows": list(rows.values())}, indent=1))
+
+
+def run_one(name: str, device: str, folder: Path) -> dict[str, object]:
+    """One whole run; the row that goes into the JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    task, out, row_file = folder / f"{name}.py", folder / "out", folder / "row.json"
+    if row_file.is_file():
+        return json.loads(row_file.read_text())  # type: ignore[no-any-return]
     task.write_text(modules.source(name, device))
-    out = folder / "out"
     argv = [sys.executable, "-m", "cuda_agent", "optimize", str(task), "--device", device, "--out", str(out)]
     begin = time.monotonic()
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    row: dict[str, object] = {
-        "module": name,
-        "exit": done.returncode,
-        "seconds": time.monotonic() - begin,
-    }
+    row: dict[str, object] = {"module": name, "exit": done.returncode, "seconds": time.monotonic() - begin}
     path = out / "result.json"
-    if not path.is_file():
-        return {**row, "stderr": done.stderr[-1500:]}
-    row["result"] = short(json.loads(path.read_text()))
-    if not row["result"]["correct"]:  # type: ignore[index]
-        return row
-    again = [sys.executable, "-c", _REPEAT, str(task), str(out / "candidate"), device, str(repeats)]
-    row["repeats"] = repeated(again)
+    row |= (
+        {"result": short(json.loads(path.read_text()))} if path.is_file() else {"stderr": done.stderr[-1500:]}
+    )
+    row_file.write_text(json.dumps(row))
+    return row
+
+
+def again(row: dict[str, object], device: str, folder: Path, repeats: int) -> None:
+    """Repeats the verdict and tries the loaded result; adds both to the row."""
+    result = row.get("result")
+    if not isinstance(result, dict) or not result["correct"]:
+        return
+    task, out = folder / f"{row['module']}.py", folder / "out"
+    row["repeats"] = repeated(
+        [sys.executable, "-c", _REPEAT, str(task), str(out / "candidate"), device, str(repeats)]
+    )
     check = [sys.executable, "-c", _CHECK, str(out), str(task), device]
     loaded = subprocess.run(check, capture_output=True, text=True, check=False)
     row["loaded_max_abs_difference"] = (
         json.loads(loaded.stdout.splitlines()[-1]) if loaded.returncode == 0 else loaded.stderr[-800:]
     )
-    return row
 
 
 def repeated(argv: list[str]) -> object:
