@@ -88,7 +88,9 @@ def test_the_same_kernel_without_a_memory_is_accepted(session: JudgeSession, tmp
 def test_what_unseen_values_allow() -> None:
     slow = Samples([1000.0, 1500.0], [200.0, 200.0])
     assert least_us(slow, "cuda", eager_us=200.0) == pytest.approx(1000.0 * 0.9 - 10.0)
-    cold = Samples([1000.0, 1500.0], [400.0, 400.0])
-    assert least_us(cold, "cuda", eager_us=200.0) == pytest.approx(500.0 * 0.9 - 10.0)
+    slower = Samples([1000.0, 1500.0], [400.0, 400.0])  # as a factor
+    assert least_us(slower, "cuda", eager_us=200.0) == pytest.approx(500.0 * 0.9 - 10.0)
+    later = Samples([400.0, 500.0], [1750.0, 1750.0])  # by the same time
+    assert least_us(later, "cuda", eager_us=1650.0) == pytest.approx(300.0 * 0.9 - 10.0)
     short = Samples([30.0], [30.0])
     assert least_us(short, "cpu", eager_us=10.0) == 0.0

@@ -156,9 +156,12 @@ def time_released(
 ) -> tuple[float, Any]:
     """Time one call on values that are written while warm-up calls run.
 
+    The new values' memory is touched once before they are written: a first touch of memory is slower, and
+    the calls that this one is compared with make none.
+
     Args:
         timer: of the device.
-        call: runs the module on the new values.
+        call: runs the module on the memory of the new values.
         warm_up: runs it on older ones, so that threads and clocks are as they are in the middle of work.
         flags: two bytes of shared memory: the other side sets the first when the new values are there,
             and writes them only after the second is set here.
@@ -166,12 +169,13 @@ def time_released(
     Returns:
         Microseconds, and what the call returned.
     """
-    warm_up()
+    call()
     timer.calibrate(warm_up)
     gc.collect()
     flags[1] = 1
     while not flags[0]:
         warm_up()
+    timer.sample(warm_up)  # a device that was kept busy makes the host wait long, and then it is slow at first
     return timer.sample(call)
 
 

@@ -140,8 +140,9 @@ def _check(subject: Subject, drawn: Drawn) -> None:
 def least_us(samples: Samples, kind: str, *, eager_us: float) -> float:
     """Least time of one call that calls on unseen values allow, microseconds; 0 when they say nothing.
 
-    The candidate's quickest call on unseen values (noise only adds, and memory helps none of them), by the
-    factor that eager is slower there than in the blocks, less the uncertainty and the allowance.
+    The candidate's quickest call on unseen values (noise only adds, and memory helps none of them), corrected
+    by what such a call costs eager over one in the blocks: a factor or so many microseconds, whichever
+    leaves less, since nothing tells which it is. Less the uncertainty and the allowance.
 
     Args:
         samples: of :func:`measure`.
@@ -149,5 +150,6 @@ def least_us(samples: Samples, kind: str, *, eager_us: float) -> float:
         eager_us: median of eager in the blocks, microseconds.
     """
     eager = Times.of(samples.eager).median
-    scale = min(1.0, eager_us / eager)
-    return max(0.0, min(samples.candidate) * scale * (1.0 - _UNCERTAINTY[kind]) - _ALLOWANCE_US[kind])
+    quickest = min(samples.candidate)
+    corrected = min(quickest * min(1.0, eager_us / eager), quickest - max(0.0, eager - eager_us))
+    return max(0.0, corrected * (1.0 - _UNCERTAINTY[kind]) - _ALLOWANCE_US[kind])
