@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "judge"))
 from candidates import TASK
-from test_judge_cuda import KERNEL, candidate
+from cuda_candidates import KERNEL, candidate
 
 from cuda_agent.config import Device, JudgeConfig, Scope
 from cuda_agent.judge import JudgeSession

@@ -108,14 +108,15 @@ def write_candidate(
     (kernels / "scaled_relu.cpp").write_text(kernel)
     source = MODEL.format(
         imports=imports,
-        init=_indented(init, 8),
-        methods=_indented(methods, 4),
-        forward=_indented(forward, 8),
+        init=indented(init, 8),
+        methods=indented(methods, 4),
+        forward=indented(forward, 8),
     )
     (folder / "model_new.py").write_text(source if model is None else model)
     return folder
 
 
-def _indented(text: str, spaces: int) -> str:
+def indented(text: str, spaces: int) -> str:
+    """Text as the body of a block."""
     body = dedent(text).strip("\n")
     return "\n".join(" " * spaces + line for line in body.splitlines())

@@ -5,12 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from candidates import BINDING, MODEL, TASK
+from cuda_candidates import FORWARD, KERNEL, LARGE, candidate
 
 from cuda_agent.config import Device, JudgeConfig, Precision, Scope, Track
 from cuda_agent.judge import JudgeSession, judge
@@ -22,52 +21,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
 ]
-
-LARGE = replace(TASK, code=TASK.code.replace("64, 384", "16384, 8192").replace("[384]", "[8192]"))
-
-CUDA_BINDING = (
-    BINDING.replace("#include <torch/types.h>", "#include <torch/types.h>\n#include <c10/cuda/CUDAStream.h>")
-    .replace("long rows, long width)", "long rows, long width, void* stream)")
-    .replace("x.size(1));", "x.size(1), c10::cuda::getCurrentCUDAStream().stream());")
-)
-
-KERNEL = """
-#include <cuda_runtime.h>
-__global__ void scaled_relu(float4* y, const float4* x, const float4* scale, const float4* shift,
-                            long rows, int width) {
-    for (long i = blockIdx.x * (long)blockDim.x + threadIdx.x; i < rows * width;
-         i += (long)gridDim.x * blockDim.x) {
-        const int j = i % width;
-        float4 v = x[i];
-        const float4 s = scale[j], t = shift[j];
-        v.x = fmaxf(v.x * s.x, 0.0f) + t.x;
-        v.y = fmaxf(v.y * s.y, 0.0f) + t.y;
-        v.z = fmaxf(v.z * s.z, 0.0f) + t.z;
-        v.w = fmaxf(v.w * s.w, 0.0f) + t.w;
-        y[i] = v;
-    }
-}
-extern "C" void run_kernel(float* y, const float* x, const float* scale, const float* shift, long rows,
-                           long width, void* stream) {
-    scaled_relu<<<132 * 16, 256, 0, (cudaStream_t)stream>>>((float4*)y, (const float4*)x,
-        (const float4*)scale, (const float4*)shift, rows, (int)width / 4);
-}
-"""
-
-FORWARD = """        y = torch.empty_like(x)
-        cuda_extension.run(y, x, self.scale, self.shift)
-        return y
-"""
-
-
-def candidate(*, kernel: str = KERNEL, forward: str = FORWARD, imports: str = "") -> Snapshot:
-    model = MODEL.format(imports=imports, init="", methods="", forward=forward)
-    files = {
-        "model_new.py": model,
-        "kernels/scaled_relu.cu": kernel,
-        "kernels/scaled_relu_binding.cpp": CUDA_BINDING,
-    }
-    return Snapshot({name: text.encode() for name, text in files.items()})
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 from cuda_agent.config import Device, JudgeConfig
 from cuda_agent.judge.baseline import BaselineCache
 from cuda_agent.judge.devices import choose_place
-from cuda_agent.judge.profile import CaseSamples, manipulation, wall_bound
+from cuda_agent.judge.evidence import CaseSamples, manipulation, wall_bound
 from cuda_agent.judge.promote import run_in_float64
 from cuda_agent.result import ViolationKind
 from cuda_agent.task import Task

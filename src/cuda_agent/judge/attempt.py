@@ -21,8 +21,9 @@ from cuda_agent.config import Scope, Track
 from cuda_agent.judge import exchange, probes
 from cuda_agent.judge.bandwidth import least_us
 from cuda_agent.judge.baseline import MAX_DRIFT, BaselineCache, Compiler
+from cuda_agent.judge.evidence import CaseSamples, manipulation
 from cuda_agent.judge.exchange import Block
-from cuda_agent.judge.profile import CaseSamples, Profiler, TimedOutputWrong, manipulation
+from cuda_agent.judge.profile import Profiler, TimedOutputWrong
 from cuda_agent.judge.reference import Drawn, Reference
 from cuda_agent.judge.verify import (
     Checker,

@@ -10,9 +10,10 @@ from typing import Any
 
 from cuda_agent.config import JudgeConfig
 from cuda_agent.judge import exchange
+from cuda_agent.judge.answers import reading, samples_of, sets_of
 from cuda_agent.judge.devices import Place
 from cuda_agent.judge.exchange import Block, Plan
-from cuda_agent.judge.processes import WorkerProcess
+from cuda_agent.judge.processes import WorkerProcess, close_all
 from cuda_agent.sandbox.view import View
 
 _POISON = 0xFF  # every float of these bytes is NaN
@@ -63,6 +64,10 @@ class Candidate:
         """Whether the process still runs."""
         return self._worker.is_alive()
 
+    def processor_s(self) -> float:
+        """Seconds of processor time that the process and its threads have taken."""
+        return self._worker.processor_s()
+
     def wait_ready(self) -> None:
         """Wait for the process's imports, before any lease is taken."""
         self._worker.wait_ready()
@@ -92,7 +97,8 @@ class Candidate:
         shutil.copytree(folder, inside)
         library = inside / library.relative_to(folder)
         answer = self._ask("load", folder=str(inside), library=str(library), plan=plan, seed=seed)
-        return _optional_float(answer["prepare_us"])
+        with reading("load"):
+            return None if answer["prepare_us"] is None else float(answer["prepare_us"])
 
     def set_state(self, plan: Plan, block: Block) -> None:
         """Load other parameters and buffers; ``prepare()`` runs again."""
@@ -111,13 +117,16 @@ class Candidate:
         self._share({slot: block})
         self._make_room(room["nbytes"])
         answer = self._ask("run", slots=[slot], plans=[plan], hold=hold)
-        return self._produced(answer)
+        with reading("run"):
+            return self._produced(answer)
 
     def fetch(self, **which: Any) -> Any:
         """An output held earlier (``hold=NAME`` or ``timed=INDEX``) as it is now; ``None`` if too large."""
         self._poison()
         answer = self._ask("fetch", **which)
-        return None if answer["overflow"] else exchange.read(answer["plan"], self._slots["out0"], copy=False)
+        with reading("fetch"):
+            too_large = answer["overflow"]
+            return None if too_large else exchange.read(answer["plan"], self._slots["out0"], copy=False)
 
     def time(
         self,
@@ -138,7 +147,8 @@ class Candidate:
             warmup=warmup,
             keep_last=keep_last,
         )
-        return [float(s) for s in answer["samples"]], [int(i) for i in answer["held"]]
+        with reading("time"):
+            return samples_of(answer["samples"], len(order)), sets_of(answer["held"], len(plans), keep_last)
 
     def burst(
         self, blocks: Mapping[str, Block], plans: Sequence[Plan], *, num_calls: int, keep_last: int
@@ -148,7 +158,8 @@ class Candidate:
         answer = self._ask(
             "burst", slots=list(blocks), plans=list(plans), num_calls=num_calls, keep_last=keep_last
         )
-        return [int(index) for index in answer["held"]]
+        with reading("burst"):
+            return sets_of(answer["held"], len(plans), keep_last)
 
     def time_one(
         self,
@@ -171,8 +182,10 @@ class Candidate:
         self._share({**blocks, "flags": flags})
         self._worker.begin("time_one", slots=list(blocks), plans=list(plans), flags="flags")
         release()
-        answer, _ = self._worker.finish("time_one", limit_s=self._config.run_limit_s)
-        return float(answer["sample"])
+        answer, fds = self._worker.finish("time_one", limit_s=self._config.run_limit_s)
+        close_all(fds)
+        with reading("time_one"):
+            return samples_of([answer["sample"]], 1)[0]
 
     def kernels(
         self, blocks: Mapping[str, Block], plans: Sequence[Plan], *, num_calls: int
@@ -180,7 +193,9 @@ class Candidate:
         """Kernel times by CUPTI: sums of each call, and total by kernel name, microseconds."""
         self._share(blocks)
         answer = self._ask("kernels", slots=list(blocks), plans=list(plans), num_calls=num_calls)
-        return [float(s) for s in answer["samples"]], dict(answer["by_name"])
+        with reading("kernels"):
+            names = {str(name): float(time) for name, time in answer["by_name"].items()}
+            return [float(s) for s in answer["samples"]], names
 
     def make_room(self, nbytes: int) -> None:
         """Output memory for calls whose outputs are fetched later."""
@@ -224,7 +239,8 @@ class Candidate:
                 self._slots[name] = block
 
     def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
-        answer, _ = self._worker.ask(op, limit_s=self._config.run_limit_s, **fields)
+        answer, fds = self._worker.ask(op, limit_s=self._config.run_limit_s, **fields)
+        close_all(fds)  # a candidate's process has none to give
         return answer
 
     def close(self) -> None:
@@ -233,7 +249,3 @@ class Candidate:
         for name in ("out0", "out1"):
             if name in self._slots:
                 self._slots.pop(name).close()
-
-
-def _optional_float(value: Any) -> float | None:
-    return None if value is None else float(value)

@@ -32,6 +32,7 @@ from cuda_agent.judge.worker import (
     shares_memory,
 )
 from cuda_agent.runtime.candidate import EXTENSION, construct, load_extension
+from cuda_agent.sandbox.no_children import forbid_children
 
 _LATE_DELAY_S = 0.005
 
@@ -216,6 +217,7 @@ def _fill_empty_with_nan(on: bool) -> None:
 
 
 def _import_extension(path: str) -> None:
+    forbid_children()  # not earlier: bringing a device up may start helpers
     sys.modules[EXTENSION] = load_extension(Path(path))
 
 

@@ -202,7 +202,7 @@ def _read(node: Any, block: Block | None, device: str | None, copy: bool) -> Any
     if "float" in node:
         return float.fromhex(node["float"])
     if "dtype" in node:
-        return getattr(torch, node["dtype"])
+        return _dtype(node["dtype"])
     if "device" in node:
         return torch.device(device or (block.device if block else "cpu"))
     if "list" in node:
@@ -228,10 +228,15 @@ def _read_tensor(leaf: Mapping[str, Any], block: Block, device: str | None, copy
     return flat.as_strided(shape, stride)
 
 
-def _slot(leaf: Mapping[str, Any], block: Block) -> torch.Tensor:
-    dtype = getattr(torch, leaf["tensor"])
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError("malformed plan")
+    return dtype
+
+
+def _slot(leaf: Mapping[str, Any], block: Block) -> torch.Tensor:
+    dtype = _dtype(leaf["tensor"])
     start, nbytes = leaf["offset"], leaf["extent"] * dtype.itemsize
     if start < 0 or start + nbytes > block.bytes.numel():
         raise ValueError("a plan larger than its block")

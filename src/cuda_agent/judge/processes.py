@@ -23,6 +23,7 @@ from cuda_agent.judge.exchange import Block, Plan
 from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.result import Fault
 from cuda_agent.sandbox.process import Limits, clean_env, spawn
+from cuda_agent.sandbox.processor_time import processor_seconds
 from cuda_agent.sandbox.scratch import Scratch
 from cuda_agent.sandbox.view import View
 
@@ -161,9 +162,10 @@ class WorkerProcess:
             raise self._death(op) from None
         error = answer.get("error")
         if error is not None:
-            for fd in received:
-                os.close(fd)
-            raise WorkerError(FailureKind.of(str(error["kind"])), str(error["message"]), str(error["trace"]))
+            close_all(received)
+            told = error if isinstance(error, dict) else {}
+            kind, message, trace = (str(told.get(key)) for key in ("kind", "message", "trace"))
+            raise WorkerError(FailureKind.of(kind), message, trace)
         return answer, received
 
     def _death(self, op: str) -> WorkerDied:
@@ -215,6 +217,10 @@ class WorkerProcess:
         """Whether the process still runs."""
         return not self.closed and self._process.poll() is None
 
+    def processor_s(self) -> float:
+        """Seconds of processor time that the process and its threads have taken."""
+        return processor_seconds(self._process.pid)
+
     def close(self) -> None:
         """Kill the process and its group, remove its scratch folder; may run twice."""
         if self.closed:
@@ -224,6 +230,12 @@ class WorkerProcess:
         self._channel.close()
         self._log.close()
         self._folder.close()
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Close descriptors that came with an answer."""
+    for fd in fds:
+        os.close(fd)
 
 
 def _memory_bytes() -> int:

@@ -11,16 +11,16 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from cuda_agent.config import Track
 from cuda_agent.judge import exchange, probes, unseen
+from cuda_agent.judge.evidence import MANIPULATED, CaseSamples, wall_bound
 from cuda_agent.judge.exchange import Block
 from cuda_agent.judge.reference import Drawn, Reference
 from cuda_agent.judge.verify import Checker, Subject, compare_outputs, copy_bytes
-from cuda_agent.result import Times, Violation, ViolationKind
+from cuda_agent.result import Times, Violation
 
 _BLOCK_S = 0.12
 _MIN_BLOCKS = 5
@@ -35,11 +35,6 @@ _SETTLE_S = 0.003
 _NUM_SLOPES = 4
 _NUM_SPOTS = 2
 
-# A burst is not flushed, and the host may be what is measured: below this, per call, it says nothing.
-HOST_ALLOWANCE_US = {"cpu": 5.0, "cuda": 60.0}
-CLOCK_UNCERTAINTY = {"cpu": 0.15, "cuda": 0.05}
-_MANIPULATED = 0.5
-
 
 class TimedOutputWrong(Exception):
     """A timed call, or one between them, broke a rule or gave what the reference does not.
@@ -53,45 +48,6 @@ class TimedOutputWrong(Exception):
         super().__init__(detail)
         self.detail = detail
         self.violation = violation
-
-
-@dataclass
-class CaseSamples:
-    """Raw samples of one input case, microseconds, and the medians of each block.
-
-    Attributes:
-        candidate, eager, compile: every sample.
-        blocks: (candidate, eager, compile or ``None``) medians of each block.
-        wall: the judge's clock for one call in a burst, microseconds.
-        eager_wall: the same for eager.
-        kernel: sums of kernel times (CUDA).
-        kernel_names: total by kernel name.
-        unseen: single calls on values never seen before.
-        bound: credited times were raised to the judge's clock or to calls on unseen values.
-        manipulated: the process reported less than half of what the judge's clock allows.
-        remembered: calls on values seen before take less than half of what calls on unseen ones allow.
-    """
-
-    candidate: list[float] = field(default_factory=list)
-    eager: list[float] = field(default_factory=list)
-    compile: list[float] = field(default_factory=list)
-    blocks: list[tuple[float, float, float | None]] = field(default_factory=list)
-    wall: list[float] = field(default_factory=list)
-    eager_wall: list[float] = field(default_factory=list)
-    kernel: list[float] = field(default_factory=list)
-    kernel_names: dict[str, float] = field(default_factory=dict)
-    unseen: unseen.Samples | None = None
-    bound: bool = False
-    manipulated: bool = False
-    remembered: bool = False
-
-    def raise_to(self, bound_us: float) -> None:
-        """Raise the candidate's times so that their median is ``bound_us``."""
-        median = Times.of(self.candidate).median
-        factor = bound_us / median if median > 0 else 0.0
-        self.candidate = [s * factor if factor else bound_us for s in self.candidate]
-        self.blocks = [(c * factor if factor else bound_us, e, m) for c, e, m in self.blocks]
-        self.bound = True
 
 
 class Profiler:
@@ -240,7 +196,8 @@ class Profiler:
         if job == "compile" and self._compiled is not None:
             return self._time_reference(self._compiled, "compile", order, warmup=warmup)
         if job == "eager":
-            return self._time_reference(self._subject.reference, "eager", order, warmup=warmup)
+            with self.samples.meanwhile.watch(self._subject.candidate.processor_s):
+                return self._time_reference(self._subject.reference, "eager", order, warmup=warmup)
         samples, held = self._time_candidate(order, warmup=warmup)
         if self._changes_inputs:
             # By now the timed calls have worked on their own results: checked on fresh inputs instead.
@@ -344,8 +301,8 @@ class Profiler:
         median = Times.of(samples.candidate).median
         if median < max(clock, fresh):
             samples.raise_to(max(clock, fresh))
-        samples.manipulated = median < _MANIPULATED * clock
-        samples.remembered = not samples.manipulated and median < _MANIPULATED * fresh
+        samples.manipulated = median < MANIPULATED * clock
+        samples.remembered = not samples.manipulated and median < MANIPULATED * fresh
 
     def _release(self) -> None:
         for drawn in self._sets:
@@ -362,37 +319,3 @@ def _slope(num_calls: int, burst: Callable[[int], None]) -> float:
         burst(num_calls * factor)
         spans.append(time.perf_counter() - start)
     return max(0.0, (spans[1] - spans[0]) / num_calls * 1e6)
-
-
-def wall_bound(wall: Sequence[float], kind: str, *, eager_us: float, eager_wall: Sequence[float]) -> float:
-    """Least time of one call that the judge's clock allows, microseconds; 0 when it says nothing.
-
-    The smallest slope (noise only adds), calibrated by what the same clock says of eager against
-    eager's own samples, less the stated uncertainty and what the host may cost.
-
-    Args:
-        wall: slopes of the candidate's bursts, microseconds for one call.
-        kind: ``cpu`` or ``cuda``.
-        eager_us: median of eager's samples, microseconds (trusted: no candidate code runs there).
-        eager_wall: slopes of eager's bursts.
-    """
-    overhead = min(eager_wall) / eager_us
-    calibrated = min(wall) / max(1.0, overhead)
-    return max(0.0, calibrated * (1.0 - CLOCK_UNCERTAINTY[kind]) - HOST_ALLOWANCE_US[kind])
-
-
-def manipulation(samples: CaseSamples) -> Violation | None:
-    """A time that cannot be that of computing the output from the input: forged, or remembered."""
-    if samples.manipulated:
-        return Violation(
-            ViolationKind.TIME_MANIPULATION,
-            f"its process reported less than half of the time the judge's clock measured "
-            f"({min(samples.wall):.1f} us for one call)",
-        )
-    if samples.remembered and samples.unseen is not None:
-        return Violation(
-            ViolationKind.HIDDEN_STATE,
-            f"a call on values it has not seen before takes at least {min(samples.unseen.candidate):.1f} us, "
-            "more than twice its time on values seen before",
-        )
-    return None

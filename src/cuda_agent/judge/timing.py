@@ -175,7 +175,9 @@ def time_released(
     flags[1] = 1
     while not flags[0]:
         warm_up()
-    timer.sample(warm_up)  # a device that was kept busy makes the host wait long, and then it is slow at first
+    timer.sample(
+        warm_up
+    )  # a device that was kept busy makes the host wait long, and then it is slow at first
     return timer.sample(call)
 
 
