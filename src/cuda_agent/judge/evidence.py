@@ -16,7 +16,7 @@ CLOCK_UNCERTAINTY = {"cpu": 0.15, "cuda": 0.05}
 MANIPULATED = 0.5
 """Below this share of what a clock allows, a time is forged or remembered."""
 
-# Of one processor, while eager is timed. Honest candidates, OpenMP or not, take none: nothing is asked of them.
+# Of one processor, while eager is timed and nothing is asked of the candidate: honest ones take none.
 _BUSY_SHARE = 0.15
 
 
