@@ -16,6 +16,7 @@ from cuda_agent.cli import (
     optimize_command,
     report_command,
     synth_app,
+    train_app,
 )
 
 app = typer.Typer(
@@ -61,3 +62,4 @@ app.command("eval")(eval_command.evaluate)
 app.command()(baseline_command.baseline)
 app.command()(report_command.report)
 app.add_typer(synth_app.synth)
+app.add_typer(train_app.train, name="train")

@@ -59,6 +59,13 @@ class MasterAdamW:
             master.grad = None
         return norm
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def take_weights(self) -> None:
+        """Masters become what the model's weights are now, after these were loaded."""
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            if master is not weight:
+                master.copy_(weight)
+
     def set_lr(self, lr: float) -> None:
         """Learning rate of the next steps."""
         for group in self._adam.param_groups:

@@ -245,10 +245,12 @@ def load_networks(path: Path, options: NetworkOptions, *, device: str, dtype: st
         raise UsageError(f"no model at {path}", "Name a folder with weights and tokenizer (model.path).")
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging as transformers_logging
     except ImportError:
         raise UsageError(
             "training needs transformers", "Install it: pip install 'cuda-agent[local]'."
         ) from None
+    transformers_logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), local_files_only=True)

@@ -139,6 +139,18 @@ class Trainer:
         estimates = self._estimates(batch)
         return self._critic_update(batch, torch.arange(batch.num_trajectories), estimates)
 
+    def start_critic(self, mean_outcome: float) -> None:
+        """See :meth:`cuda_agent.rl.networks.Networks.start_critic`."""
+        self.networks.start_critic(mean_outcome)
+        self.critic.take_weights()
+
+    def load_weights(self, state: dict[str, dict[str, Tensor]]) -> None:
+        """Weights of another stage; what is not in ``state`` stays, and so does the optimisers' memory."""
+        head = {"value_head": self.networks.value_head.state_dict()}
+        self.networks.load({**head, **state})
+        self.actor.take_weights()
+        self.critic.take_weights()
+
     def values_of(self, rollouts: Sequence[Rollout]) -> tuple[PackedRollouts, Tensor]:
         """A batch and V before each of its acted tokens [M], without gradient."""
         batch = pack(rollouts).to(self.device)

@@ -1,0 +1,128 @@
+"""Where verdicts in training come from: the judge, or a function named in the configuration."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from cuda_agent.config import JudgeConfig, Scope
+from cuda_agent.errors import UsageError, WorkspaceError
+from cuda_agent.judge.entry import unfreezable
+from cuda_agent.judge.session import JudgeSession
+from cuda_agent.result import Result
+from cuda_agent.rl.training_config import JudgeTable
+from cuda_agent.runs.conclusion import nothing_written
+from cuda_agent.task import Task
+from cuda_agent.workspace.snapshot import Snapshot
+
+MAX_SESSIONS = 4
+"""Tasks whose reference stays warm."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an episode left.
+
+    Attributes:
+        text: the policy's last words.
+        snapshot: the candidate's files; ``None`` where there is none.
+    """
+
+    text: str
+    snapshot: Snapshot | None
+
+
+class Scorer(Protocol):
+    """Gives verdicts. Called from several threads."""
+
+    def score(self, task: Task, answer: Answer, scope: Scope) -> Result:
+        """The verdict on an answer; ``infrastructure`` set where our own side failed."""
+        ...
+
+    def close(self) -> None:
+        """Free processes; may run twice."""
+        ...
+
+
+class JudgeScorer:
+    """The judge of this machine; one verdict at a time, references of the last tasks kept warm.
+
+    A candidate that was judged before, on the same task and to the same scope, is not judged again; what
+    our own side failed on is.
+    """
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._sessions: OrderedDict[str, JudgeSession] = OrderedDict()
+        self._known: dict[tuple[str, str, Scope], Result] = {}
+
+    def score(self, task: Task, answer: Answer, scope: Scope) -> Result:
+        """See :class:`Scorer`."""
+        if answer.snapshot is None:
+            return nothing_written(task, self._config, answer.text[-400:])
+        key = (task.hash, answer.snapshot.hash, scope)
+        with self._lock:
+            if (known := self._known.get(key)) is not None:
+                return known
+            try:
+                result = self._session(task).judge(answer.snapshot, scope)
+            except WorkspaceError as error:
+                result = unfreezable(str(error), scope, task, task_given=True)
+            if result.infrastructure is None:
+                self._known[key] = result
+        return result
+
+    def close(self) -> None:
+        """See :class:`Scorer`."""
+        with self._lock:
+            while self._sessions:
+                self._sessions.popitem()[1].close()
+
+    def _session(self, task: Task) -> JudgeSession:
+        session = self._sessions.pop(task.hash, None) or JudgeSession(task, self._config)
+        self._sessions[task.hash] = session
+        while len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)[1].close()
+        return session
+
+
+class FunctionScorer:
+    """Verdicts of a function ``(task, answer) -> Result``, such as a cheap one for tests of the stages."""
+
+    def __init__(self, function: Callable[[Task, Answer], Result]) -> None:
+        self._function = function
+
+    def score(self, task: Task, answer: Answer, scope: Scope) -> Result:  # noqa: ARG002
+        """See :class:`Scorer`; the scope makes no difference."""
+        return self._function(task, answer)
+
+    def close(self) -> None:
+        """See :class:`Scorer`."""
+
+
+def make_scorer(table: JudgeTable) -> Scorer:
+    """The scorer of a configuration.
+
+    Raises:
+        UsageError: the named function cannot be imported.
+    """
+    if table.scorer == "judge":
+        return JudgeScorer(judge_config(table))
+    name, _, attribute = table.scorer.partition(":")
+    try:
+        function = getattr(importlib.import_module(name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"judge.scorer is {table.scorer!r}: {error}", "Write judge, or package.module:function."
+        ) from None
+    return FunctionScorer(cast(Callable[[Task, Answer], Result], function))
+
+
+def judge_config(table: JudgeTable) -> JudgeConfig:
+    """The judge's settings in a configuration of training."""
+    return JudgeConfig(device=table.device, track=table.track, precision=table.precision, gpu=table.gpu)
