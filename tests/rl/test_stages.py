@@ -45,8 +45,10 @@ def test_killed_in_each_stage_and_continued_gives_the_same_curves(tmp_path: Path
         assert curve(broken / stage) == curve(whole / stage), stage
         assert not list((broken / stage).rglob("*.part"))
     assert len(curve(whole / "warmup")) == 3
-    assert curve(whole / "warmup")[0]["episodes"] == 6
-    assert curve(whole / "value")[-1]["explained_variance"] is not None
+    assert any(-1 < row["reward"] < 3 for row in curve(whole / "warmup"))
+    assert {0.0} < {row["length_clipped"] for row in curve(whole / "warmup")}
+    assert "explained_by_task_mean" in curve(whole / "value")[-1]
+    assert max(row["gap"] for row in curve(whole / "ppo")) < 1e-5  # sampler and trainer agree
     assert sum(curve(whole / "ppo")[0]["funnel"].values()) == 6
 
 

@@ -14,6 +14,7 @@ from cuda_agent.cli import (
     inspect_commands,
     judge_command,
     optimize_command,
+    rejudge_command,
     report_command,
     synth_app,
     train_app,
@@ -61,5 +62,6 @@ app.command()(inspect_commands.new)
 app.command("eval")(eval_command.evaluate)
 app.command()(baseline_command.baseline)
 app.command()(report_command.report)
+app.command()(rejudge_command.rejudge)
 app.add_typer(synth_app.synth)
 app.add_typer(train_app.train, name="train")
