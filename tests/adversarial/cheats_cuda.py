@@ -101,7 +101,7 @@ CUDA_CHEATS = (
         scope=Scope.FULL,
     ),
     Cheat("eager operators in a graph", (15,), "dispatcher guard", COMPUTE, forward=_EAGER_GRAPH),
-    # Of outputs this large the judge keeps one, and its inputs alternate between two addresses: wrong, unnamed.
+    # Of outputs this large the judge keeps one, and inputs alternate between two addresses: wrong, unnamed.
     Cheat("cached by pointer on a GPU", (57,), "same address, new bytes", forward=_KEPT),
     Cheat(
         "half precision on a GPU", (44,), "error budget", frozenset({ViolationKind.PRECISION}), kernel=_HALF
