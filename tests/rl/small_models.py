@@ -11,7 +11,9 @@ from cuda_agent.rl.rollouts import Rollout
 VOCABULARY = 61
 
 
-def small_model(*, seed: int = 0, dtype: torch.dtype = torch.float32, vocabulary: int = VOCABULARY) -> Any:
+def small_model(
+    *, seed: int = 0, dtype: torch.dtype = torch.float32, vocabulary: int = VOCABULARY, positions: int = 512
+) -> Any:
     """Two layers of Qwen2, grouped queries and tied embeddings as in the 0.5B."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -22,7 +24,7 @@ def small_model(*, seed: int = 0, dtype: torch.dtype = torch.float32, vocabulary
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
     )
     torch.manual_seed(seed)

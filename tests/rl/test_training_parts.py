@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from small_models import small_model, small_rollouts
 from training_run import config_of
 
 from cuda_agent.errors import UsageError
+from cuda_agent.pool.lease import lease
 from cuda_agent.result import Result, Stage, Times, Violation, ViolationKind
 from cuda_agent.rl.batches import Built, Episode, Use
 from cuda_agent.rl.checkpoints import Checkpoints, load_file, random_state, save_file, set_random_state
 from cuda_agent.rl.curriculum import draw
 from cuda_agent.rl.funnel import Came, came, compiler_errors, identical_share
+from cuda_agent.rl.gate import Gate
 from cuda_agent.rl.guards import Alarm, alarms, is_due
 from cuda_agent.rl.networks import NetworkOptions, Networks
 from cuda_agent.rl.prompts import MAX_OBSERVATION, observation
@@ -230,3 +233,34 @@ def test_observation_is_short_and_says_how_many_turns_are_left() -> None:
         assert len(text) <= MAX_OBSERVATION
         assert "Turns left: 3" in text
     assert "yours 2.0 us" in observation(timed(2.0), 1)
+
+
+# -- the device --------------------------------------------------------------------------------------
+
+
+def test_nobody_measures_while_episodes_generate_and_episodes_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_AGENT_CACHE", str(tmp_path))
+    gate = Gate("cuda:7")
+    measured = threading.Event()
+
+    def measure() -> None:
+        with lease("cuda:7"):
+            measured.set()
+
+    judge = threading.Thread(target=measure)
+    with gate.generating():
+        judge.start()
+        with gate.generating():  # a second episode joins while the judge waits
+            assert not measured.wait(0.2)
+        assert not measured.is_set()
+    judge.join(10)
+    assert measured.is_set()
+    with lease("cuda:7"):
+        waiting = threading.Thread(target=lambda: gate.generating().__enter__())
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+    waiting.join(10)
+    assert not waiting.is_alive()

@@ -22,6 +22,7 @@ from cuda_agent.backends import get_backend
 from cuda_agent.config import Device, EpisodeConfig, Scope
 from cuda_agent.errors import InfrastructureError, PolicyError, UsageError, WorkspaceError
 from cuda_agent.rl.batches import Episode, read_episode
+from cuda_agent.rl.gate import Gate, Gated
 from cuda_agent.rl.prompts import file_prompt, observation
 from cuda_agent.rl.scoring import Answer, Scorer, judge_config
 from cuda_agent.rl.training_config import Level, TrainConfig
@@ -68,6 +69,8 @@ class Collector:
     def __init__(self, config: TrainConfig, scorer: Scorer) -> None:
         self._config, self._scorer = config, scorer
         self._backend = get_backend(config.judge.device, gpu=config.judge.gpu).name
+        device = f"cuda:{config.judge.gpu}" if self._backend == "cuda" else "cpu"
+        self._gate = Gate(device if config.judge.scorer == "judge" else None)
 
     def collect(self, draws: Sequence[Draw], limits: Limits, policies: PolicyFactory) -> list[Episode]:
         """All episodes of the draws, in their order; as many at once as the configuration says.
@@ -84,7 +87,7 @@ class Collector:
             return earlier
         shutil.rmtree(draw.folder, ignore_errors=True)
         draw.folder.mkdir(parents=True)
-        policy = policies(draw.seed)
+        policy = Gated(policies(draw.seed), self._gate)
         try:
             if self._config.rollout.level is Level.WORKSPACE and limits.max_turns > 1:
                 answer = self._in_workspace(draw, limits, policy)

@@ -29,6 +29,7 @@ from cuda_agent.rl.networks import NetworkOptions, load_networks
 from cuda_agent.rl.rft_filter import Rules, filter_episodes
 from cuda_agent.rl.rollouts import Rollout
 from cuda_agent.rl.run_log import RunLog
+from cuda_agent.rl.samples import write_samples
 from cuda_agent.rl.scoring import Scorer, make_scorer
 from cuda_agent.rl.settings_of import network_options, trainer_options
 from cuda_agent.rl.stage_data import (
@@ -139,6 +140,7 @@ class Training:
             draws, Limits(config.max_turns, config.context), trainer, tokenizer, version="warmup"
         )
         built = build(episodes, reward=self._config.judge.reward)
+        self._samples(StageName.COLLECT, episodes, 0)
         facts = {"step": 0, **episode_facts(episodes, built)}
         RunLog(folder).cut(0)
         RunLog(folder).append(facts)
@@ -229,6 +231,7 @@ class Training:
             episodes = self._episodes(draws, limits, trainer, tokenizer, version=version)
             built = self._built(episodes, single, trainer, tokenizer)
             facts = episode_facts(episodes, built)
+            self._samples(name, episodes, number)
             note_rates(carried, built)
             if not built.rollouts:
                 return facts
@@ -240,6 +243,10 @@ class Training:
             )
 
         loop.run(phase.steps, step)
+
+    def _samples(self, name: StageName, episodes: Sequence[Episode], number: int) -> None:
+        path = self._root / name / "samples" / f"step-{number:06d}.md"
+        write_samples(episodes, path, kind=self._config.judge.reward)
 
     def _first_critic(self, name: StageName, trainer: Trainer, built: Built) -> None:
         """A critic that nobody fitted yet begins at the mean outcome of the first batch."""
