@@ -26,8 +26,9 @@ from cuda_agent.rl.rejudge import Asked, rejudge
 from cuda_agent.rl.rollouts import Rollout
 from cuda_agent.rl.scoring import JudgeScorer
 from cuda_agent.rl.trainer import Trainer, TrainerOptions
+from cuda_agent.rl.training_config import Level
 from cuda_agent.task import Task
-from cuda_agent.trajectory import Ending, TokenRecord, Usage
+from cuda_agent.trajectory import Ending, TokenRecord, ToolCall, Usage
 
 RIGHT = CONSTANTS.index(1.5)
 TASK = Task(_TASK.format(constant=1.5), name="times_1.5")
@@ -59,19 +60,25 @@ class Written:
         if not self._answers:
             raise PolicyError("the engine was lost")
         text = self._answers.pop(0)
+        calls = (ToolCall(f"call{len(messages)}", "Bash", {"command": text}),) if tools and text else ()
         _, new = SPACE.context(messages, tools, stop_ids={TOKENIZER.eos_token_id})
         ids = (*TOKENIZER(text)["input_ids"], TOKENIZER.eos_token_id)
         record = TokenRecord(tuple(new), ids, (-5.5,) * len(ids), "written")
-        return Action(text, tokens=record, usage=Usage(len(new), len(ids)))
+        return Action(text, calls, tokens=record, usage=Usage(len(new), len(ids)))
 
     def close(self) -> None:
         pass
 
 
 def collect(
-    root: Path, answers: Sequence[Sequence[str]], *, scorer: JudgeScorer, turns: int
+    root: Path,
+    answers: Sequence[Sequence[str]],
+    *,
+    scorer: JudgeScorer,
+    turns: int,
+    level: Level = Level.FILE,
 ) -> list[Episode]:
-    config = config_of(root, rollout={"parallel": 4}, judge={"scorer": "judge"})
+    config = config_of(root, rollout={"parallel": 4, "level": level}, judge={"scorer": "judge"})
     draws = [Draw(TASK, n, root / "warmup" / "episodes" / f"{n:05d}") for n in range(len(answers))]
     return Collector(config, scorer).collect(
         draws, Limits(turns, 10_000), lambda seed: Written(answers[seed])
@@ -156,3 +163,23 @@ def test_several_turns_are_told_of_and_the_last_files_count(tmp_path: Path) -> N
     assert len(set(rollout.turns)) == 3
     assert spoiled.trajectory.ending is Ending.POLICY_ERROR  # asked a third time, it was lost: dropped
     assert build([spoiled]).uses == (Use.DROPPED_INFRASTRUCTURE,)
+
+
+@pytest.mark.slow
+def test_episodes_of_the_agent_loop_are_judged_by_what_they_left(tmp_path: Path) -> None:
+    files = snapshot(RIGHT, WRITINGS.index(FAST)).files
+    writes = [f"cat > {name} <<'END'\n{content.decode()}\nEND" for name, content in files.items()]
+    answers = [[*writes, ""], ["ls", ""]]
+    scorer = JudgeScorer(cpu_config())
+    try:
+        worked, idle = collect(tmp_path, answers, scorer=scorer, turns=9, level=Level.WORKSPACE)
+    finally:
+        scorer.close()
+    assert worked.trajectory.ending is Ending.FINISHED
+    assert len(worked.trajectory.turns) == 4
+    assert worked.result is not None
+    assert worked.result.correct
+    built = build([worked, idle])
+    assert built.rollouts[0].outcome >= 1
+    assert built.rollouts[1].outcome == -1  # it left the starter as it was
+    assert built.rollouts[0].policy_versions == ("written",)

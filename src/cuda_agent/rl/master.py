@@ -49,6 +49,7 @@ class MasterAdamW:
             if master is not weight:
                 master.grad = None if weight.grad is None else weight.grad.float()
                 weight.grad = None
+        _sum_over_ranks(self.masters)
         norm = float(nn.utils.clip_grad_norm_(self.masters, max_norm))
         if norm - norm == 0.0:
             self._adam.step()
@@ -87,6 +88,14 @@ class MasterAdamW:
             if saved is not None:
                 master.copy_(saved)
                 weight.copy_(saved)
+
+
+def _sum_over_ranks(weights: list[nn.Parameter]) -> None:
+    """Losses have the whole minibatch's denominator in them: gradients are summed, not averaged."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for weight in weights:
+            if weight.grad is not None:
+                torch.distributed.all_reduce(weight.grad)
 
 
 def _fused(weights: list[nn.Parameter]) -> bool:

@@ -47,6 +47,16 @@ class Sums:
         )
 
 
+def over_ranks(number: int) -> int:
+    """The sum of a number over all ranks, where torch.distributed runs; else the number."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return number
+    backend = torch.distributed.get_backend()
+    total = torch.tensor(number, device="cuda" if backend == "nccl" else "cpu")
+    torch.distributed.all_reduce(total)
+    return int(total)
+
+
 def add(parts: Sequence[Sums]) -> Sums:
     """The sums of several micro-batches of one minibatch together.
 

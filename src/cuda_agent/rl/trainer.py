@@ -31,7 +31,7 @@ from cuda_agent.rl.ppo import (
     minibatches,
 )
 from cuda_agent.rl.rollouts import PackedRollouts, Rollout, pack, spread
-from cuda_agent.rl.statistics import Sums, add
+from cuda_agent.rl.statistics import Sums, add, over_ranks
 
 Metrics = dict[str, float]
 
@@ -69,6 +69,9 @@ class TrainerOptions:
 
 class Trainer:
     """Networks and their optimisers.
+
+    Where torch.distributed runs, every rank has the same weights and as many rollouts of its own: gradients
+    are summed, whitening and metrics span all ranks, and the update is that of the whole batch on one.
 
     Args:
         networks: changed in place.
@@ -122,13 +125,14 @@ class Trainer:
     def nll_step(self, rollouts: Sequence[Rollout]) -> Metrics:
         """One update towards the acted tokens."""
         batch = pack(rollouts).to(self.device)
+        count = over_ranks(batch.num_trajectories)
         shares = token_shares(batch.acted_lengths)
         if self.options.sum_tokens:
             shares = torch.ones_like(shares)
 
         def loss(part: PackedRollouts, index: Tensor) -> tuple[Tensor, Sums]:
             logprobs, _ = self.networks.logprobs(part)
-            return nll_loss(logprobs, shares[index], num_trajectories=batch.num_trajectories)
+            return nll_loss(logprobs, shares[index], num_trajectories=count)
 
         metrics = self._accumulate(batch, torch.arange(batch.num_trajectories), ACTOR, loss)
         return metrics | {"actor_norm": self.actor.step(max_norm=self.options.max_grad_norm)}
@@ -204,7 +208,7 @@ class Trainer:
     def _actor_update(
         self, batch: PackedRollouts, part: Tensor, terms: ActorTerms, reference: Tensor | None
     ) -> Metrics:
-        options, count = self.options, len(part)
+        options, count = self.options, over_ranks(len(part))
 
         def loss(some: PackedRollouts, index: Tensor) -> tuple[Tensor, Sums]:
             logprobs, entropies = self.networks.logprobs(some)
@@ -227,10 +231,12 @@ class Trainer:
         return metrics | {"actor_norm": self.actor.step(max_norm=options.max_grad_norm)}
 
     def _critic_update(self, batch: PackedRollouts, part: Tensor, estimates: Estimates) -> Metrics:
+        count = over_ranks(len(part))
+
         def loss(some: PackedRollouts, index: Tensor) -> tuple[Tensor, Sums]:
             values = self.networks.values(some)
             return value_loss(
-                values, estimates.targets[index], estimates.shares[index], num_trajectories=len(part)
+                values, estimates.targets[index], estimates.shares[index], num_trajectories=count
             )
 
         metrics = self._accumulate(batch, part, CRITIC, loss)
@@ -250,7 +256,7 @@ class Trainer:
                 total, sums = loss(batch.select(some), batch.acted_of(some))
                 total.backward()
             found.append(sums)
-        return add(found).means()
+        return add(found).across_ranks().means()
 
     def _estimates(self, batch: PackedRollouts) -> Estimates:
         (values,) = self._over(batch, lambda part: (self.networks.values(part),))
