@@ -12,11 +12,12 @@ ROOT = Path(cuda_agent.__file__).parent
 # service above.
 LAYERS = (
     ("config", "errors", "result", "signature", "task", "trajectory"),
-    ("backends", "examples", "pool", "runtime", "sandbox", "tasks"),
+    ("backends", "examples", "pool.lease", "runtime", "sandbox", "tasks"),
     ("skills",),
     ("workspace.layout", "workspace.scaffold", "workspace.snapshot"),
     ("judge",),
     ("workspace",),
+    ("pool", "serve"),
     ("agent",),
     ("runs",),
     ("api", "inspection"),

@@ -8,6 +8,7 @@
     ├── WorkspaceError        a workspace lacks a file or holds what it must not
     ├── ToolchainError        a compiler, ninja or a header is missing
     ├── PolicyError           a model endpoint is down, refuses, or answers nonsense
+    ├── PoolError             a judging pool is down, refuses the token, or has no room
     └── InfrastructureError   our own side failed: a worker lost, a disk full, a GPU gone
 
 A wrong kernel is a :class:`cuda_agent.result.Result`, never an exception; a broken sandbox is an
@@ -53,6 +54,10 @@ class ToolchainError(CudaAgentError):
 
 class PolicyError(CudaAgentError):
     """A model endpoint is down, refuses, or answers nonsense."""
+
+
+class PoolError(CudaAgentError):
+    """A judging pool is down, refuses the token, or has no room."""
 
 
 class InfrastructureError(CudaAgentError):

@@ -16,6 +16,7 @@ from cuda_agent.cli import (
     optimize_command,
     rejudge_command,
     report_command,
+    serve_command,
     synth_app,
     train_app,
 )
@@ -63,5 +64,6 @@ app.command("eval")(eval_command.evaluate)
 app.command()(baseline_command.baseline)
 app.command()(report_command.report)
 app.command()(rejudge_command.rejudge)
+app.command()(serve_command.serve)
 app.add_typer(synth_app.synth)
 app.add_typer(train_app.train, name="train")

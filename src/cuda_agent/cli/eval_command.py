@@ -35,6 +35,7 @@ from cuda_agent.cli.options import (
     MaxRetriesOption,
     MaxTokensOption,
     PolicyOption,
+    PoolOption,
     PrecisionOption,
     SeedOption,
     TemperatureOption,
@@ -79,6 +80,7 @@ def evaluate(
     admission: AdmissionOption = True,
     out: OutOption = None,
     resume: ResumeOption = False,
+    pool: PoolOption = "",
 ) -> None:
     """Run a policy over a taskset: pass rate, speed-ups, and what they cost."""
     if out is None:
@@ -105,6 +107,7 @@ def evaluate(
         contract=JudgeConfig(device=device, track=track, precision=precision, gpu=gpu),
         limits=EpisodeConfig(max_turns=max_turns, max_context=max_context, time_limit_s=time_limit),
         prices=(price_in, price_out),
+        pool=pool,
     )
     folder = _created(out, opened(taskset, levels=levels, ids=ids, limit=limit), asked)
     _finish(folder, jobs=jobs, admission=admission)
@@ -119,6 +122,7 @@ class _Asked:
     contract: JudgeConfig
     limits: EpisodeConfig
     prices: tuple[float | None, float | None]
+    pool: str
 
 
 def opened(source: str, *, levels: str | None, ids: str | None, limit: int | None) -> Taskset:
@@ -165,6 +169,7 @@ def _created(out: Path, taskset: Taskset, asked: _Asked) -> EvalFolder:
         price_in=asked.prices[0],
         price_out=asked.prices[1],
         started=datetime.now(UTC).isoformat(timespec="seconds"),
+        pool=asked.pool,
         command=shlex.join(["cuda-agent", *sys.argv[1:]]),
         left_out=tuple(
             {"where": row.where, "reason": row.reason} for row in (*taskset.bad, *taskset.skipped)

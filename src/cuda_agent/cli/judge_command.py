@@ -13,6 +13,7 @@ from cuda_agent.cli.options import (
     DeviceOption,
     GpuOption,
     JsonOption,
+    PoolOption,
     PrecisionOption,
     TrackOption,
 )
@@ -38,6 +39,7 @@ def judge(
     precision: PrecisionOption = Precision.DEFAULT,
     gpu: GpuOption = 0,
     watch: Annotated[bool, typer.Option("--watch", help="Judge again on every save, until Ctrl-C.")] = False,
+    pool: PoolOption = "",
     json_: JsonOption = False,
 ) -> None:
     """Reach a verdict on a workspace: build, verify, profile. Exit 0 whatever the verdict is."""
@@ -46,20 +48,24 @@ def judge(
     config = JudgeConfig(device=device, track=track, precision=precision, gpu=gpu)
     reference = load_task_file(task) if task is not None else None
     if watch:
-        _watch(workspace, reference, config, as_json=json_)
+        _watch(workspace, reference, config, pool=pool, as_json=json_)
         return
-    result = _judge(workspace, reference, config)
+    result = _judge(workspace, reference, config, pool)
     _show(result, as_json=json_)
     if result.infrastructure is not None:
         # The object is on stdout; the line on stderr and the exit code say that it holds no verdict.
         raise InfrastructureError(f"no verdict: {result.infrastructure.rstrip('.')}", "Judge again.")
 
 
-def _judge(workspace: Path, task: Task | None, config: JudgeConfig) -> Result:
-    from cuda_agent.judge import judge as reach_verdict
+def _judge(workspace: Path, task: Task | None, config: JudgeConfig, pool: str) -> Result:
+    from cuda_agent.pool.remote import reach_verdict
 
     return reach_verdict(
-        workspace, task=task, config=config, progress=lambda line: print(line, file=sys.stderr, flush=True)
+        workspace,
+        task=task,
+        config=config,
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
+        pool=pool,
     )
 
 
@@ -76,7 +82,7 @@ def _show(result: Result, *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _watch(workspace: Path, task: Task | None, config: JudgeConfig, *, as_json: bool) -> None:
+def _watch(workspace: Path, task: Task | None, config: JudgeConfig, *, pool: str, as_json: bool) -> None:
     """Judge, then again whenever the candidate's bytes change; errors are told and waited out."""
     last = None
     while True:
@@ -84,7 +90,7 @@ def _watch(workspace: Path, task: Task | None, config: JudgeConfig, *, as_json: 
         if state != last:
             last = state
             try:
-                _show(_judge(workspace, task, config), as_json=as_json)
+                _show(_judge(workspace, task, config, pool), as_json=as_json)
             except CudaAgentError as error:
                 print(f"cuda-agent: {error}", file=sys.stderr, flush=True)
             print(f"watching {workspace} (Ctrl-C ends)", file=sys.stderr, flush=True)

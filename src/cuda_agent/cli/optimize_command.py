@@ -19,6 +19,7 @@ from cuda_agent.cli.options import (
     MaxRetriesOption,
     MaxTokensOption,
     PolicyOption,
+    PoolOption,
     PrecisionOption,
     PromptPriceOption,
     ResumeOption,
@@ -64,6 +65,7 @@ def optimize(
     time_limit: Annotated[float | None, typer.Option(help="Limit of the episode, seconds.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for everything; new or empty.")] = None,
     resume: ResumeOption = False,
+    pool: PoolOption = "",
     json_: JsonOption = False,
 ) -> None:
     """Write, verify and time faster kernels for a PyTorch module."""
@@ -86,6 +88,7 @@ def optimize(
         ),
         judge=JudgeConfig(device=device, track=track, precision=precision, gpu=gpu),
         episode=EpisodeConfig(max_turns=max_turns, max_context=max_context, time_limit_s=time_limit),
+        pool=pool,
     )
     outcome = _optimized(target, settings, inputs=inputs or (), init=init, out=out)
     _finish(outcome, as_json=json_)

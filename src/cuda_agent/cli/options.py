@@ -28,6 +28,15 @@ InitOption = Annotated[
     str | None,
     typer.Option("--init", metavar="JSON", help="Constructor arguments: a list, or an object by name."),
 ]
+PoolOption = Annotated[
+    str,
+    typer.Option(
+        "--pool",
+        metavar="URL",
+        help="Judge by a pool (cuda-agent serve); the token is in CUDA_AGENT_POOL_TOKEN, or in the file "
+        "that CUDA_AGENT_POOL_TOKEN_FILE names.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 TargetArgument = Annotated[

@@ -60,6 +60,7 @@ def optimize_settings(settings: EvalSettings, sample: int) -> OptimizeSettings:
             max_context=settings.max_context,
             time_limit_s=settings.time_limit_s,
         ),
+        pool=settings.pool,
     )
 
 
@@ -165,17 +166,18 @@ class _Attempt:
         return self._judge_last()
 
     def _judge_last(self) -> Result:
-        from cuda_agent.judge.entry import judge
+        from cuda_agent.pool.remote import reach_verdict
 
         path = self._run.root / "last.json"
         if path.is_file() and (known := Result.from_dict(read_json(path))).infrastructure is None:
             return known
         self._reporter.say("judging the final state of the workspace by the private suite")
-        result = judge(
+        result = reach_verdict(
             self._run.workspace,
             task=self._run.load_task(),
             config=self._resolved().judge,
             scope=Scope.FULL,
+            pool=self._settings.pool,
         )
         write_text(path, result.to_json(indent=2) + "\n")
         return result

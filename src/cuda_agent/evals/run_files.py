@@ -65,6 +65,7 @@ class EvalSettings:
         price_in, price_out: USD for a million prompt and completion tokens, where given.
         started: date and time, UTC.
         command: the command line.
+        pool: address of the pool that judges; empty: this machine.
         left_out: tasks of the source that are not in the evaluation: ``{"where", "reason"}``.
     """
 
@@ -87,6 +88,7 @@ class EvalSettings:
     price_out: float | None = None
     started: str = ""
     command: str = ""
+    pool: str = ""
     left_out: tuple[Mapping[str, str], ...] = ()
 
 

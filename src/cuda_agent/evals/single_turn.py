@@ -11,7 +11,7 @@ from cuda_agent.agent.policy import Action, EpisodeContext, Message, Role
 from cuda_agent.agent.single_turn import SYSTEM, answer_files
 from cuda_agent.config import Scope
 from cuda_agent.errors import WorkspaceError
-from cuda_agent.judge.entry import judge
+from cuda_agent.pool.remote import reach_verdict
 from cuda_agent.result import Result
 from cuda_agent.runs.conclusion import nothing_written, save_candidate
 from cuda_agent.runs.optimization import prepare
@@ -75,8 +75,13 @@ def judge_answer(text: str, folder: RunFolder, settings: OptimizeSettings, *, re
         _write(Snapshot(files), folder.workspace)
     with contextlib.suppress(WorkspaceError):  # too large, say: that is the judge's verdict below
         save_candidate(freeze(folder.workspace), folder)
-    result = judge(
-        folder.workspace, task=task, config=settings.judge, scope=Scope.FULL, progress=reporter.say
+    result = reach_verdict(
+        folder.workspace,
+        task=task,
+        config=settings.judge,
+        scope=Scope.FULL,
+        progress=reporter.say,
+        pool=settings.pool,
     )
     folder.save_result(result)
     return result

@@ -141,6 +141,11 @@ class JudgeSession:
             result = self._attempts(built, scope, say)
         return replace(result, seconds={**seconds, **result.seconds}, notes=tuple([*notes, *result.notes]))
 
+    @property
+    def out_of_use(self) -> str:
+        """Why the device is used no more; empty while it works."""
+        return self._out_of_use
+
     # -- processes ----------------------------------------------------------------------------
 
     def _warm(self, scope: Scope) -> None:

@@ -6,7 +6,7 @@ import shutil
 
 from cuda_agent.config import JudgeConfig, Scope
 from cuda_agent.errors import CudaAgentError
-from cuda_agent.judge.entry import judge
+from cuda_agent.pool.remote import reach_verdict
 from cuda_agent.result import Result, Stage
 from cuda_agent.runs.episode import Episode
 from cuda_agent.runs.reporting import Reporter
@@ -128,11 +128,12 @@ class _Conclusion:
             self._reporter.say(f"{about} failed: {error}")
 
     def _judge(self, scope: Scope, snapshot: Snapshot, *, aloud: bool = False) -> Result:
-        return judge(
+        return reach_verdict(
             self._folder.workspace,
             task=self._prepared.task,
             config=self._prepared.settings.judge,
             scope=scope,
             progress=self._reporter.say if aloud else None,
             snapshot=snapshot,
+            pool=self._prepared.settings.pool,
         )

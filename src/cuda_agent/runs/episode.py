@@ -16,6 +16,7 @@ from cuda_agent.config import Scope
 from cuda_agent.errors import UsageError
 from cuda_agent.judge.entry import keep_failure
 from cuda_agent.judge.session import JudgeSession
+from cuda_agent.pool.remote import PoolSession, open_pool
 from cuda_agent.result import Result
 from cuda_agent.runs.ledger import Ledger
 from cuda_agent.runs.reporting import Reporter
@@ -41,7 +42,7 @@ class Episode:
 
     def __init__(self, prepared: Prepared, folder: RunFolder, reporter: Reporter) -> None:
         self._prepared, self._folder, self._reporter = prepared, folder, reporter
-        self._session: JudgeSession | None = None
+        self._session: JudgeSession | PoolSession | None = None
         self.ledger = Ledger(folder.snapshots)
         self.turns: list[Turn] = []
         self.starter = ""
@@ -152,11 +153,17 @@ class Episode:
             # The private suite runs once, on the version chosen at the end (docs/judging.md).
             raise UsageError("the private suite is not run from a workspace", "Use utils.verification.")
         if self._session is None:
-            self._session = JudgeSession(self._prepared.task, self._prepared.settings.judge)
+            self._session = self._opened()
         result = self._session.judge(snapshot, scope, progress)
         with writing(self._folder.workspace):
             keep_failure(self._folder.workspace, scope, self._session.last_saved)
         return result
+
+    def _opened(self) -> JudgeSession | PoolSession:
+        task, settings = self._prepared.task, self._prepared.settings
+        if settings.pool:
+            return PoolSession(open_pool(settings.pool), task, settings.judge)
+        return JudgeSession(task, settings.judge)
 
     def _close_session(self) -> None:
         if self._session is not None:

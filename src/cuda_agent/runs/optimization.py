@@ -85,9 +85,14 @@ def prepare(task: Task, settings: OptimizeSettings, reporter: Reporter) -> Prepa
     settings = replace(settings, judge=replace(settings.judge, device=Device(backend.name)))
     policy = make_policy(settings.policy, **settings.policy_options)
     reporter.say(f"checking the task {task.name} on {backend.name}")
-    from cuda_agent.judge.task_check import check_task
+    if settings.pool:
+        from cuda_agent.pool.remote import open_pool
 
-    check_task(task, settings.judge)
+        open_pool(settings.pool).metrics()  # a wrong address or token is told now; the pool refuses bad tasks
+    else:
+        from cuda_agent.judge.task_check import check_task
+
+        check_task(task, settings.judge)
     return Prepared(task, settings, backend, policy)
 
 

@@ -24,12 +24,14 @@ class OptimizeSettings:
             sampling, prices); never a key or token, these come from the environment.
         judge: how candidates are judged.
         episode: limits of the episode.
+        pool: address of the pool that judges; empty: this machine. Never its token.
     """
 
     policy: str = "playbook"
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
+    pool: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -48,6 +50,7 @@ class OptimizeSettings:
                 policy_options=dict(data["policy_options"]),
                 judge=JudgeConfig(**data["judge"]),
                 episode=EpisodeConfig(**data["episode"]),
+                pool=data.get("pool", ""),
             )
         except (KeyError, TypeError) as error:
             raise UsageError(f"settings.json does not fit: {error}", "Start a new run.") from None

@@ -1,0 +1,1 @@
+"""``cuda-agent serve``: the local pool over HTTP. Needs the extra ``serve`` (FastAPI, uvicorn)."""
