@@ -17,6 +17,7 @@ from cuda_agent.agent.policies.options import ToolFormat
 from cuda_agent.agent.policies.tokenspace import TokenSpace
 from cuda_agent.agent.policy import Action, EpisodeContext, Message, ToolSpec
 from cuda_agent.errors import PolicyError
+from cuda_agent.pool.local import LocalPool, PoolConfig
 from cuda_agent.rl.batches import Episode, Use, build
 from cuda_agent.rl.episodes import Collector, Draw, Limits
 from cuda_agent.rl.funnel import funnel
@@ -24,7 +25,7 @@ from cuda_agent.rl.networks import NetworkOptions, Networks
 from cuda_agent.rl.ppo import PpoConfig
 from cuda_agent.rl.rejudge import Asked, rejudge
 from cuda_agent.rl.rollouts import Rollout
-from cuda_agent.rl.scoring import JudgeScorer
+from cuda_agent.rl.scoring import JudgeScorer, PoolScorer, Scorer
 from cuda_agent.rl.trainer import Trainer, TrainerOptions
 from cuda_agent.rl.training_config import Level
 from cuda_agent.task import Task
@@ -74,7 +75,7 @@ def collect(
     root: Path,
     answers: Sequence[Sequence[str]],
     *,
-    scorer: JudgeScorer,
+    scorer: Scorer,
     turns: int,
     level: Level = Level.FILE,
 ) -> list[Episode]:
@@ -170,7 +171,7 @@ def test_episodes_of_the_agent_loop_are_judged_by_what_they_left(tmp_path: Path)
     files = snapshot(RIGHT, WRITINGS.index(FAST)).files
     writes = [f"cat > {name} <<'END'\n{content.decode()}\nEND" for name, content in files.items()]
     answers = [[*writes, ""], ["ls", ""]]
-    scorer = JudgeScorer(cpu_config())
+    scorer = PoolScorer(LocalPool(PoolConfig(devices=("cpu",))), cpu_config())
     try:
         worked, idle = collect(tmp_path, answers, scorer=scorer, turns=9, level=Level.WORKSPACE)
     finally:

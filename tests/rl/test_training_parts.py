@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import threading
 from collections import Counter
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 from small_models import small_model, small_rollouts
 from training_run import config_of
 
+from cuda_agent.config import Device, JudgeConfig, Scope
 from cuda_agent.errors import UsageError
+from cuda_agent.pool.client import HttpPool
 from cuda_agent.pool.lease import lease
 from cuda_agent.result import Result, Stage, Times, Violation, ViolationKind
 from cuda_agent.rl.batches import Built, Episode, Use
@@ -26,10 +29,13 @@ from cuda_agent.rl.guards import Alarm, alarms, is_due
 from cuda_agent.rl.networks import NetworkOptions, Networks
 from cuda_agent.rl.prompts import MAX_OBSERVATION, observation
 from cuda_agent.rl.run_log import RunLog
+from cuda_agent.rl.scoring import Answer, FunctionScorer, JudgeScorer, PoolScorer, make_scorer
 from cuda_agent.rl.stage_loop import Carried, Collapsed, StageLoop
 from cuda_agent.rl.trainer import Trainer, TrainerOptions
-from cuda_agent.rl.training_config import GuardConfig
+from cuda_agent.rl.training_config import GuardConfig, JudgeTable
+from cuda_agent.task import Task
 from cuda_agent.trajectory import Ending, Header, Trajectory
+from cuda_agent.workspace.snapshot import Snapshot
 
 GUARDS = GuardConfig()
 CALM = {"entropy": 1.0, "reward": 1.0, "kl": 0.001, "explained_variance": 0.3, "drop_rate": 0.0}
@@ -264,3 +270,23 @@ def test_nobody_measures_while_episodes_generate_and_episodes_share(
         assert waiting.is_alive()
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+def test_a_pool_that_is_gone_is_no_verdict_on_the_candidate() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]  # nobody answers there once it is closed
+    pool = HttpPool(f"http://127.0.0.1:{port}", "token", first_patience_s=0.1, patience_s=0.1)
+    scorer = PoolScorer(pool, JudgeConfig(device=Device.CPU))
+    candidate = Answer("", Snapshot({"model_new.py": b"class ModelNew: ..."}))
+    result = scorer.score(Task("class Model: ...", name="t"), candidate, Scope.FULL)
+    scorer.close()
+    assert result.infrastructure
+    assert result.correct is None
+
+
+def test_scorers_by_name() -> None:
+    assert isinstance(make_scorer(JudgeTable(scorer="judge")), JudgeScorer)
+    assert isinstance(make_scorer(JudgeTable(scorer="cheap_reward:score")), FunctionScorer)
+    with pytest.raises(UsageError, match=r"judge\.scorer is 'nowhere:score'"):
+        make_scorer(JudgeTable(scorer="nowhere:score"))

@@ -70,7 +70,9 @@ class Collector:
         self._config, self._scorer = config, scorer
         self._backend = get_backend(config.judge.device, gpu=config.judge.gpu).name
         device = f"cuda:{config.judge.gpu}" if self._backend == "cuda" else "cpu"
-        self._gate = Gate(device if config.judge.scorer == "judge" else None)
+        self._pool = config.judge.scorer if config.judge.scorer.startswith("http") else ""
+        # A pool may be on this machine: its judges take the same lease.
+        self._gate = Gate(device if self._pool or config.judge.scorer == "judge" else None)
 
     def collect(self, draws: Sequence[Draw], limits: Limits, policies: PolicyFactory) -> list[Episode]:
         """All episodes of the draws, in their order; as many at once as the configuration says.
@@ -118,6 +120,7 @@ class Collector:
         settings = OptimizeSettings(
             policy="training",
             judge=judge_config(self._config.judge),
+            pool=self._pool,
             episode=EpisodeConfig(
                 max_turns=limits.max_turns, max_context=limits.context, time_limit_s=seconds or None
             ),

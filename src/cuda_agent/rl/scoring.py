@@ -1,4 +1,4 @@
-"""Where verdicts in training come from: the judge, or a function named in the configuration."""
+"""Where verdicts in training come from: the judge here, a pool of judges, or a function that is named."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from cuda_agent.config import JudgeConfig, Scope
-from cuda_agent.errors import UsageError, WorkspaceError
+from cuda_agent.errors import PoolError, UsageError, WorkspaceError
 from cuda_agent.judge.entry import unfreezable
 from cuda_agent.judge.session import JudgeSession
-from cuda_agent.result import Result
+from cuda_agent.pool.contract import JudgeRequest, Pool
+from cuda_agent.pool.remote import judge_by, open_pool
+from cuda_agent.result import Result, Stage
 from cuda_agent.rl.training_config import JudgeTable
 from cuda_agent.runs.conclusion import nothing_written
 from cuda_agent.task import Task
@@ -91,6 +93,37 @@ class JudgeScorer:
         return session
 
 
+class PoolScorer:
+    """A pool of judges (``cuda-agent serve``): as many verdicts at once as it has devices.
+
+    What the pool could not do, and a pool that is gone, is our own side's fault: the episode is dropped.
+    """
+
+    def __init__(self, pool: Pool, config: JudgeConfig) -> None:
+        self._pool, self._config = pool, config
+        self._known: dict[tuple[str, str, Scope], Result] = {}
+
+    def score(self, task: Task, answer: Answer, scope: Scope) -> Result:
+        """See :class:`Scorer`."""
+        if answer.snapshot is None:
+            return nothing_written(task, self._config, answer.text[-400:])
+        key = (task.hash, answer.snapshot.hash, scope)
+        if (known := self._known.get(key)) is not None:
+            return known
+        request = JudgeRequest(task, answer.snapshot, self._config, scope)
+        try:
+            result = judge_by(self._pool, request)
+        except PoolError as error:
+            return Result(Stage.BUILD, infrastructure=str(error), task_hash=task.hash)
+        if result.infrastructure is None:
+            self._known[key] = result
+        return result
+
+    def close(self) -> None:
+        """See :class:`Scorer`."""
+        self._pool.close()
+
+
 class FunctionScorer:
     """Verdicts of a function ``(task, answer) -> Result``, such as a cheap one for tests of the stages."""
 
@@ -113,12 +146,15 @@ def make_scorer(table: JudgeTable) -> Scorer:
     """
     if table.scorer == "judge":
         return JudgeScorer(judge_config(table))
+    if table.scorer.startswith(("http://", "https://")):
+        return PoolScorer(open_pool(table.scorer), judge_config(table))
     name, _, attribute = table.scorer.partition(":")
     try:
         function = getattr(importlib.import_module(name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
-            f"judge.scorer is {table.scorer!r}: {error}", "Write judge, or package.module:function."
+            f"judge.scorer is {table.scorer!r}: {error}",
+            "Write judge, http://HOST:PORT, or package.module:function.",
         ) from None
     return FunctionScorer(cast(Callable[[Task, Answer], Result], function))
 

@@ -83,7 +83,7 @@ class JudgeTable:
     gpu: int = _in(0, default=0)
     reward: RewardKind = RewardKind.MILESTONE
     scorer: str = "judge"
-    """``judge``, or ``package.module:function`` (see ``rl/scoring.py``): a cheaper source of verdicts."""
+    """``judge``, a pool's ``http://HOST:PORT``, or ``package.module:function``, a cheaper source."""
 
 
 @dataclass(frozen=True)
