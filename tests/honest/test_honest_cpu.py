@@ -59,6 +59,29 @@ KERNELS = {
     }
 }
 """,
+    "static table": "#include <vector>\n"
+    + KERNEL.replace('extern "C" void run_kernel', "static void work")
+    + HEAD
+    + """
+    static std::vector<long> starts;
+    if ((long)starts.size() != rows) {
+        starts.resize(rows);
+        for (long i = 0; i < rows; ++i) starts[i] = i * width;
+    }
+    for (const long at : starts) work(y + at, x + at, scale, shift, 1, width);
+}
+""",
+    "openmp tasks": KERNEL.replace('extern "C" void run_kernel', "static void work")
+    + HEAD
+    + """
+    #pragma omp parallel
+    #pragma omp single
+    for (long i = 0; i < rows; i += 16) {
+        #pragma omp task firstprivate(i)
+        work(y + i * width, x + i * width, scale, shift, rows - i < 16 ? rows - i : 16, width);
+    }
+}
+""",
     "threads joined": "#include <thread>\n"
     + KERNEL.replace('extern "C" void run_kernel', "static void work")
     + HEAD
@@ -86,6 +109,27 @@ FORWARDS = {
             cuda_extension.run(out, part.view_as(part), self.scale.detach(), self.shift)
         return y.view(-1).unflatten(0, x.shape)
     """,
+    "workspaces by shape": """
+        if not hasattr(self, "rooms"):
+            self.rooms = {}
+        room = self.rooms.get(x.shape)
+        if room is None:
+            room = self.rooms[x.shape] = torch.empty_like(x)
+        cuda_extension.run(room, x, self.scale, self.shift)
+        y = torch.empty_like(x)
+        cuda_extension.run(y, x, self.scale, self.shift)
+        return y
+    """,
+    "try and pass in the text": """
+        try:
+            y = torch.empty_like(x)
+            cuda_extension.run(y, x, self.scale, self.shift)
+        except RuntimeError:
+            raise
+        finally:
+            pass
+        return y
+    """,
     "fallback never taken": """
         if x.dim() != 2:
             return torch.relu(x * self.scale) + self.shift
@@ -96,6 +140,14 @@ FORWARDS = {
 }
 
 
+# Each takes seconds; the others tell most.
+SLOW = ("static table", "openmp tasks", "workspaces by shape", "try and pass in the text")
+
+
+def _params(names: dict[str, str]) -> list[object]:
+    return [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in names]
+
+
 def accepted(session: JudgeSession, folder: Path) -> None:
     result = session.judge(freeze(folder), Scope.FULL)
     assert result.correct is True, result.to_json()
@@ -103,12 +155,12 @@ def accepted(session: JudgeSession, folder: Path) -> None:
     assert result.reward in (1, 2, 3)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", _params(KERNELS))
 def test_kernels(session: JudgeSession, tmp_path: Path, name: str) -> None:
     accepted(session, write_candidate(tmp_path, kernel=KERNELS[name]))
 
 
-@pytest.mark.parametrize("name", FORWARDS)
+@pytest.mark.parametrize("name", _params(FORWARDS))
 def test_forwards(session: JudgeSession, tmp_path: Path, name: str) -> None:
     accepted(session, write_candidate(tmp_path, forward=FORWARDS[name]))
 

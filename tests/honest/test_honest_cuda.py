@@ -71,6 +71,21 @@ KERNELS = {
     cudaGraphLaunch(graph, main);
 """
     ),
+    "scratch from the stream's pool": entry(
+        """    float* work = nullptr;
+    cudaMallocAsync((void**)&work, rows * width * 4, main);
+    cudaMemcpyAsync(work, x, rows * width * 4, cudaMemcpyDeviceToDevice, main);
+    x = work;
+    """
+        + LAUNCH % ("main", "0", "0", "rows")
+        + "    cudaFreeAsync(work, main);\n"
+    ),
+    "in parts, one after another": entry(
+        "    const long half = rows / 2, at = half * width;\n    "
+        + LAUNCH % ("main", "0", "0", "half")
+        + "    "
+        + LAUNCH % ("main", "at", "at", "rows - half")
+    ),
     "a workspace of its own": entry(
         """    static float* work = nullptr;
     static long room = 0;

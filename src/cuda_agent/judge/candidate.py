@@ -10,7 +10,7 @@ from typing import Any
 
 from cuda_agent.config import JudgeConfig
 from cuda_agent.judge import exchange
-from cuda_agent.judge.answers import reading, samples_of, sets_of
+from cuda_agent.judge.answers import form_of, reading, samples_of, sets_of, texts_of
 from cuda_agent.judge.devices import Place
 from cuda_agent.judge.exchange import Block, Plan
 from cuda_agent.judge.processes import WorkerProcess, close_all
@@ -98,7 +98,8 @@ class Candidate:
         library = inside / library.relative_to(folder)
         answer = self._ask("load", folder=str(inside), library=str(library), plan=plan, seed=seed)
         with reading("load"):
-            return None if answer["prepare_us"] is None else float(answer["prepare_us"])
+            took = answer["prepare_us"]
+            return None if took is None else samples_of([took], 1)[0]
 
     def set_state(self, plan: Plan, block: Block) -> None:
         """Load other parameters and buffers; ``prepare()`` runs again."""
@@ -126,7 +127,8 @@ class Candidate:
         answer = self._ask("fetch", **which)
         with reading("fetch"):
             too_large = answer["overflow"]
-            return None if too_large else exchange.read(answer["plan"], self._slots["out0"], copy=False)
+            plan = form_of(answer["plan"])
+            return None if too_large else exchange.read(plan, self._slots["out0"], copy=False)
 
     def time(
         self,
@@ -194,8 +196,10 @@ class Candidate:
         self._share(blocks)
         answer = self._ask("kernels", slots=list(blocks), plans=list(plans), num_calls=num_calls)
         with reading("kernels"):
-            names = {str(name): float(time) for name, time in answer["by_name"].items()}
-            return [float(s) for s in answer["samples"]], names
+            names = texts_of(list(answer["by_name"]))
+            times = samples_of(list(answer["by_name"].values()), len(names))
+            by_name = dict(zip(names, times, strict=True))
+            return samples_of(answer["samples"], num_calls), by_name
 
     def make_room(self, nbytes: int) -> None:
         """Output memory for calls whose outputs are fetched later."""
@@ -216,14 +220,14 @@ class Candidate:
 
     def _produced(self, answer: Mapping[str, Any]) -> Produced:
         if answer["plan"] is None:
-            return Produced(None, None, {}, (), tuple(answer["operators"]), False, False)
-        plan, fits = answer["plan"], not answer["overflow"]
+            return Produced(None, None, {}, (), texts_of(answer["operators"]), False, False)
+        plan, fits = form_of(answer["plan"]), not answer["overflow"]
         return Produced(
             outputs=exchange.read(plan, self._slots["out0"], copy=False) if fits else None,
             later=exchange.read(plan, self._slots["out1"], copy=False) if fits else None,
             plan=plan,
-            devices=tuple(answer["devices"]),
-            operators=tuple(answer["operators"]),
+            devices=texts_of(answer["devices"]),
+            operators=texts_of(answer["operators"]),
             shared=bool(answer["shared"]),
             tampered=bool(answer["tampered"]),
         )

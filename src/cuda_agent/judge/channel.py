@@ -21,6 +21,15 @@ MAX_FDS = 64
 """Descriptors received at once; a message carries one for each block."""
 
 
+MAX_TEXT = 4096
+"""Characters of a worker's text that the judge takes over."""
+
+
+def plain_text(value: object, most: int = MAX_TEXT) -> str:
+    """A worker's text so that it can be written anywhere: at most ``most`` characters, no lone surrogates."""
+    return str(value)[:most].encode("utf-8", "replace").decode("utf-8")
+
+
 class ChannelClosed(Exception):
     """The other side is gone, or broke the framing."""
 
@@ -94,6 +103,8 @@ class Channel:
                     received = array.array("i")
                     received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                     fds.extend(received)
+            if len(fds) > MAX_FDS:  # or a worker could use up the judge's own
+                raise ChannelClosed("more descriptors than a message carries")
             if not data:
                 raise ChannelClosed("the other side closed")
             chunks += data

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_agent.errors import InfrastructureError
-from cuda_agent.judge.channel import Channel, ChannelClosed
+from cuda_agent.judge.channel import Channel, ChannelClosed, plain_text
 from cuda_agent.judge.exchange import Block, Plan
 from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.result import Fault
@@ -164,7 +164,7 @@ class WorkerProcess:
         if error is not None:
             close_all(received)
             told = error if isinstance(error, dict) else {}
-            kind, message, trace = (str(told.get(key)) for key in ("kind", "message", "trace"))
+            kind, message, trace = (plain_text(told.get(key)) for key in ("kind", "message", "trace"))
             raise WorkerError(FailureKind.of(kind), message, trace)
         return answer, received
 
@@ -211,7 +211,9 @@ class WorkerProcess:
             {"name": name, "nbytes": block.nbytes, "device": "cpu" if block.device == "cpu" else device}
             for name, block in blocks.items()
         ]
-        self.ask("map", limit_s=_START_LIMIT_S, fds=[b.fd for b in blocks.values()], slots=slots)
+        fds = [block.fd for block in blocks.values()]
+        _, received = self.ask("map", limit_s=_START_LIMIT_S, fds=fds, slots=slots)
+        close_all(received)
 
     def is_alive(self) -> bool:
         """Whether the process still runs."""
