@@ -24,32 +24,31 @@ from cuda_agent.pool.local import LocalPool, PoolConfig
 from cuda_agent.task import Task
 from cuda_agent.workspace.snapshot import Snapshot
 
-TASK = Task(
-    name="scaled_relu",
-    code=dedent(
-        """
-        import torch
-        import torch.nn as nn
+# Rows and columns: large enough for a GPU to have work, small enough for a shared CPU's private suite.
+SHAPES = {Device.CUDA: (1024, 4096), Device.CPU: (64, 384)}
+REFERENCE = dedent(
+    """
+    import torch
+    import torch.nn as nn
 
 
-        class Model(nn.Module):
-            def __init__(self, width):
-                super().__init__()
-                self.scale = nn.Parameter(torch.ones(width))
-                self.shift = nn.Parameter(torch.zeros(width))
+    class Model(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(width))
+            self.shift = nn.Parameter(torch.zeros(width))
 
-            def forward(self, x):
-                return torch.relu(x * self.scale) + self.shift
-
-
-        def get_inputs():
-            return [torch.randn(1024, 4096)]
+        def forward(self, x):
+            return torch.relu(x * self.scale) + self.shift
 
 
-        def get_init_inputs():
-            return [4096]
-        """
-    ),
+    def get_inputs():
+        return [torch.randn(%(rows)d, %(width)d)]
+
+
+    def get_init_inputs():
+        return [%(width)d]
+    """
 )
 MODEL = dedent(
     """
@@ -120,6 +119,12 @@ CPU_KERNEL = dedent(
     }
     """
 )
+
+
+def task(device: Device) -> Task:
+    """The reference, in the device's size."""
+    rows, width = SHAPES[device]
+    return Task(name="scaled_relu", code=REFERENCE % {"rows": rows, "width": width})
 
 
 def candidate(number: int, device: Device) -> tuple[Snapshot, bool]:
@@ -223,7 +228,7 @@ def _submit(
     pool: LocalPool, config: JudgeConfig, number: int, callers: int, expected: dict[str, bool]
 ) -> None:
     snapshot, right = candidate(number, config.device)
-    request = JudgeRequest(TASK, snapshot, config, Scope.FULL)
+    request = JudgeRequest(task(config.device), snapshot, config, Scope.FULL)
     expected[pool.submit(request, caller=f"caller-{number % callers}")] = right
 
 
