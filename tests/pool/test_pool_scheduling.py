@@ -4,52 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from candidates import TASK
+from scripted_worker import LOST, ScriptedWorker
 
 from cuda_agent.config import Device, JudgeConfig, Scope
 from cuda_agent.errors import InfrastructureError, PoolError, TaskError
 from cuda_agent.pool.contract import Job, JobState, JudgeRequest, NoSuchJobError, QueueFullError
 from cuda_agent.pool.local import LocalPool, PoolConfig
 from cuda_agent.pool.remote import judge_by
-from cuda_agent.pool.worker_process import Reply
-from cuda_agent.result import Result, Stage
 from cuda_agent.task import Task
 from cuda_agent.workspace.snapshot import Snapshot
-
-LOST = "cuda:0 is out of use since fresh workers cannot use it"
-
-
-class ScriptedWorker:
-    """Does what a candidate's model_new.py says: ``ok``, ``wait``, ``task``, ``die`` or ``fall``."""
-
-    def __init__(self, device: str, gate: threading.Event, log: list[tuple[str, str]]) -> None:
-        self.device, self._gate, self._log = device, gate, log
-
-    def judge(
-        self, job: str, request: JudgeRequest, *, say: Callable[[str], None], cancelled: Callable[[], bool]
-    ) -> Reply:
-        word, _, name = request.snapshot.files["model_new.py"].decode().partition(" ")
-        self._log.append((self.device, name))
-        say(f"judging {name} on {self.device}")
-        while word == "wait" and not self._gate.is_set():
-            if cancelled():
-                return Reply(cancelled=True)
-            time.sleep(0.005)
-        if word == "die":
-            raise InfrastructureError("a judge's process ended unasked (signal 9)")
-        if word == "task":
-            return Reply(error=TaskError("the reference is random", "Mend it."))
-        if word == "fall" and self.device == "cuda:0":
-            lost = Result(stage=Stage.BUILD, infrastructure=LOST)
-            return Reply(result=lost, out_of_use=LOST)
-        return Reply(result=Result(stage=Stage.DONE, correct=True, detail=name), warm=(request.task.hash,))
-
-    def close(self) -> None:
-        self._gate.set()
 
 
 @pytest.fixture
@@ -108,7 +76,9 @@ def test_a_device_that_falls_off_is_used_no_more_and_its_job_goes_to_another(gat
             assert used == {"cuda:0": LOST, "cuda:1": ""}
 
 
-def test_with_the_last_device_gone_what_waits_is_lost_and_nothing_more_is_taken(gate: threading.Event) -> None:
+def test_with_the_last_device_gone_what_waits_is_lost_and_nothing_more_is_taken(
+    gate: threading.Event,
+) -> None:
     with opened(gate, []) as pool:
         first = pool.submit(request("wait first"), caller="a")
         started(pool, first)

@@ -161,6 +161,8 @@ class HttpPool:
             return _Away(self.url, PoolError(cause, remedy))
         if told:
             return error_from_dict(told)
+        if error.code >= 500:  # its last moments, or a proxy's words about them
+            return _Away(self.url, PoolError(cause))
         return PoolError(f"{self.url} does not answer as a pool does: {cause}", "Name a cuda-agent serve.")
 
 

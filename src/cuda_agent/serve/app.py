@@ -22,6 +22,7 @@ from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 import cuda_agent
 from cuda_agent.errors import CudaAgentError, InfrastructureError, PoolError, UsageError
@@ -161,10 +162,18 @@ def _misfit(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": error_to_dict(told)}, 422)
 
 
-def _http(_: Request, error: Exception) -> JSONResponse:
+def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     body = {"error": error_to_dict(UsageError(str(error.detail)))}
-    return JSONResponse(body, error.status_code, dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # a path's methods lie on several routes, of which the error knows one
+        headers["Allow"] = ", ".join(_methods(request))
+    return JSONResponse(body, error.status_code, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in route.methods or ()})
 
 
 def _describe_token(app: FastAPI) -> None:
