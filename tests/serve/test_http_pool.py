@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
@@ -144,6 +145,15 @@ def test_what_a_server_never_takes(served: Served) -> None:
     assert refused(served, {**body, "config": {"build_limit_s": 1e9}})[0] == 400
     with pytest.raises(NoSuchJobError):
         client(served).job("0" * 32)
+
+
+def test_a_body_without_an_announced_length_is_measured_as_it_comes(served: Served) -> None:
+    connection = http.client.HTTPConnection(served.url.removeprefix("http://"), timeout=10)
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    parts = iter([b"x" * (served.MAX_BODY // 2)] * 3)
+    connection.request("POST", "/v1/jobs", body=parts, headers=headers, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
 
 
 def test_a_tasks_files_live_as_long_as_its_job(served: Served, tmp_path: Path) -> None:

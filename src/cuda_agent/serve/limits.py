@@ -12,6 +12,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
+_DISCARD_BYTES = 256 << 20
 OPEN_PATHS = frozenset({"/v1/health", "/openapi.json", "/docs"})
 
 
@@ -34,6 +35,7 @@ class TokenRequired:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._known(scope):
             await self._app(scope, receive, send)
             return
+        await _discard(receive)
         await answer_error(send, 401, "the token is missing or wrong", challenge=True)
 
     def _known(self, scope: Message) -> bool:
@@ -60,6 +62,7 @@ class BodyLimit:
         headers = dict(scope["headers"])
         announced = headers.get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._limit:
+            await _discard(receive)
             await self._refuse(send)
             return
         body = await self._read(receive)
@@ -77,13 +80,24 @@ class BodyLimit:
                 break
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if size > self._limit:
-                return None
             more = message.get("more_body", False)
+            if size > self._limit:
+                if more:
+                    await _discard(receive)
+                return None
         return b"".join(parts)
 
     async def _refuse(self, send: Send) -> None:
         await answer_error(send, 413, f"a request is larger than {self._limit >> 20} MiB")
+
+
+async def _discard(receive: Receive) -> None:
+    """Let a refused body pass, up to a limit: a client still sending would see a reset, not the answer."""
+    size, more = 0, True
+    while more and size < _DISCARD_BYTES:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
