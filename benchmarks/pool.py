@@ -192,7 +192,7 @@ def _measured(pool: LocalPool, asked: argparse.Namespace, device: Device) -> dic
     for number in range(1, asked.candidates):
         _submit(pool, config, number, asked.callers, expected)
     _wait(pool, expected, ends, start, asked.limit_s)
-    rest_s = max(ends.values(), default=first_s) - first_s
+    rest_s = max(0.0, max(ends.values(), default=first_s) - first_s)
     jobs = {job_id: pool.job(job_id) for job_id in expected}
     done = {i: job for i, job in jobs.items() if job.state is JobState.DONE and job.result is not None}
     wrong = [i for i, job in done.items() if job.result and job.result.correct is not expected[i]]
