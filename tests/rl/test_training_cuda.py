@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_stages import command, environment
+from test_training_stages import command, environment
 from training_run import curve, make_run
 
 from cuda_agent.rl.attention import packed_attention
