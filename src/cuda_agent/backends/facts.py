@@ -80,7 +80,8 @@ def _measure_cpu(cxx: Path, cores: int) -> DeviceFacts:
         memory_bytes=memory,
         cache_bytes=cache,
         read_bandwidth=measured["read"],
-        cache_read_bandwidth=measured["cache_read"],
+        # What is in the cache reads no slower: less is a sample that others on the machine spoilt.
+        cache_read_bandwidth=max(measured["cache_read"], measured["read"]),
         peak_fp32_flops=measured["flops"],
     )
 
