@@ -19,7 +19,7 @@ from cuda_agent.runs.loaded import attach, task_module
 from cuda_agent.runs.optimization import optimize_task
 from cuda_agent.runs.reporting import Reporter
 from cuda_agent.runs.settings import OptimizeSettings
-from cuda_agent.runs.summary import Outcome, verdict
+from cuda_agent.runs.summary import Outcome, reasons, verdict
 from cuda_agent.runtime.candidate import construct
 from cuda_agent.runtime.guarded import OptimizedModule, Verified
 from cuda_agent.task import Task
@@ -98,7 +98,8 @@ def _optimized(module: nn.Module, outcome: Outcome) -> OptimizedModule:
     """The module with what a run gave, its original alone where that is nothing."""
     run, result = outcome.folder, outcome.result
     if result is None or not result.correct:
-        log.warning("no verified kernel for %s (%s): it runs as it is", outcome.task.name, verdict(result))
+        why = "; ".join([verdict(result), *(reasons(result)[:1] if result else [])])
+        log.warning("no verified kernel for %s: it runs as it is (%s)", outcome.task.name, why)
         optimized = OptimizedModule(module, None, Verified((), "cpu"))
     else:
         arguments = task_module(run.load_task(), run.task / "model.py").get_init_inputs()

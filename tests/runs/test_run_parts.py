@@ -193,3 +193,6 @@ def test_the_summary_says_what_happened(tmp_path):
         assert words in text
     assert "2.900 to 3.100" in text
     assert "`candidate/`" in text and "`trajectory.jsonl`" not in text
+    assert f"cuda_agent.load({str(tmp_path)!r})" in text and "Not faster" not in text
+    slower = dataclasses.replace(result, candidate_us=Times.of([31.0]))
+    assert "Not faster than eager" in summary_text(dataclasses.replace(outcome, result=slower))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -60,8 +61,8 @@ def export(
     """Write a finished result as a small installable package."""
     from cuda_agent.runs.export import export_package
 
-    path = export_package(folder, out=out, name=name)
-    typer.echo(f"{path}\ninstall it with: pip install --no-build-isolation {path}")
+    path = export_package(folder, out=out, name=name).resolve()  # pip takes a bare name for one of its index
+    typer.echo(f"{path}\ninstall it with: pip install --no-build-isolation {shlex.quote(str(path))}")
 
 
 def doctor(json_: JsonOption = False) -> None:

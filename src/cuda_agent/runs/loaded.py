@@ -94,7 +94,7 @@ def checked_result(run: RunFolder, *, allow_unverified: bool) -> Result:
         raise UsageError(
             f"{run.root} has no verdict", f"Finish it: cuda-agent optimize --resume --out {run.root}"
         )
-    remedy = "Optimise it again, or pass allow_unverified=True to take it at your own risk."
+    remedy = "Optimise it again; cuda_agent.load takes it at your own risk with allow_unverified=True."
     if allow_unverified:
         return result
     if not result.correct:

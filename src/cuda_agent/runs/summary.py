@@ -41,7 +41,7 @@ class Outcome:
 def format_us(time_us: float) -> str:
     """A time with three digits and a fitting unit."""
     for limit, scale, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms")):
-        if time_us < limit:
+        if time_us < 0.9995 * limit:  # what rounds to the limit is said in the next unit
             return f"{time_us / scale:.3g} {unit}"
     return f"{time_us / 1e6:.3g} s"
 
@@ -133,12 +133,21 @@ def _result_parts(result: Result) -> list[str]:
         if result.confidence and name in result.confidence:
             low, high = result.confidence[name]
             facts.append(f"- Speed-up over {name}, 95 % interval: {low:.3f} to {high:.3f}")
+    if result.correct and _slower(result):
+        facts.append("- **Not faster than eager here: verified, but nothing is gained by loading it.**")
     parts = ["\n".join(facts)]
     if why := reasons(result):
         parts.append("## Why\n\n" + "\n".join(f"    {line}" for line in why))
     if result.notes:
         parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in result.notes))
     return parts
+
+
+def _slower(result: Result) -> bool:
+    """Whether the candidate takes at least as long as eager, by the medians."""
+    if result.candidate_us is None or result.eager_us is None:
+        return False
+    return result.candidate_us.median >= result.eager_us.median
 
 
 def _files_part(outcome: Outcome) -> str:
@@ -152,7 +161,7 @@ def _files_part(outcome: Outcome) -> str:
     lines = ["## Files", "", *(f"- {about}" for path, about in files.items() if path.exists())]
     if outcome.result is not None and outcome.result.correct:
         lines += ["", "Use it:", "", "```python", "import cuda_agent", ""]
-        lines += [f'model = cuda_agent.load("{folder.root.name}")', "```"]
+        lines += [f"model = cuda_agent.load({str(folder.root)!r})", "```"]
     return "\n".join(lines)
 
 

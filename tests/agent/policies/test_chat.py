@@ -173,6 +173,11 @@ def test_the_answer_fits_into_the_context_left(serve: Any, episode: Any) -> None
     assert server.requests[0]["max_tokens"] == 9000 and server.requests[1]["max_tokens"] < 9000
 
 
+def test_what_is_no_address_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="no address of an endpoint"):
+        make_policy("chat:m", base_url="localhost:8000/v1")
+
+
 def test_an_endpoint_that_is_down(episode: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -63,6 +63,10 @@ class Endpoint:
         key = os.environ.get("CUDA_AGENT_API_KEY") or os.environ.get("OPENAI_API_KEY")
         if not key and base_url is None:
             raise UsageError("no API key", "Set OPENAI_API_KEY, or name an endpoint with --base-url.")
+        if base_url is not None and not base_url.startswith(("http://", "https://")):
+            raise UsageError(
+                f"{base_url!r} is no address of an endpoint", "Name it like http://localhost:8000/v1."
+            )
         # A proxy of the environment cannot reach this machine's own endpoint.
         local = base_url is not None and urlsplit(base_url).hostname in _LOCAL_HOSTS
         self._client = openai.OpenAI(
