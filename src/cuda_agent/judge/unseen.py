@@ -141,15 +141,15 @@ def least_us(samples: Samples, kind: str, *, eager_us: float) -> float:
     """Least time of one call that calls on unseen values allow, microseconds; 0 when they say nothing.
 
     The candidate's quickest call on unseen values (noise only adds, and memory helps none of them), corrected
-    by what such a call costs eager over one in the blocks: a factor or so many microseconds, whichever
-    leaves less, since nothing tells which it is. Less the uncertainty and the allowance.
+    by what eager's quickest costs over one in the blocks: a factor or so many microseconds, whichever leaves
+    less, since nothing tells which it is. Less the uncertainty and the allowance.
 
     Args:
         samples: of :func:`measure`.
         kind: ``cpu`` or ``cuda``.
         eager_us: median of eager in the blocks, microseconds.
     """
-    eager = Times.of(samples.eager).median
+    eager = min(samples.eager)
     quickest = min(samples.candidate)
     corrected = min(quickest * min(1.0, eager_us / eager), quickest - max(0.0, eager - eager_us))
     return max(0.0, corrected * (1.0 - _UNCERTAINTY[kind]) - _ALLOWANCE_US[kind])
