@@ -17,7 +17,6 @@ from cuda_agent.config import Track
 from cuda_agent.judge.exchange import Block
 from cuda_agent.judge.reference import Drawn
 from cuda_agent.judge.verify import Subject, compare_outputs, copy_bytes
-from cuda_agent.result import Times
 
 _NUM_CALLS = (4, 10)
 _BUDGET_S = 2.0
