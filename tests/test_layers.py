@@ -13,7 +13,7 @@ ROOT = Path(cuda_agent.__file__).parent
 LAYERS = (
     ("config", "errors", "result", "signature", "task", "trajectory"),
     ("backends", "examples", "pool.lease", "runtime", "sandbox", "tasks"),
-    ("skills",),
+    ("generation", "models", "skills"),
     ("workspace.layout", "workspace.scaffold", "workspace.snapshot"),
     ("judge",),
     ("workspace",),

@@ -1,4 +1,4 @@
-"""A random model of two layers with grouped queries, a byte tokenizer, and a fresh full pass to compare with."""
+"""A random model with grouped queries, a byte tokenizer, and a fresh full pass to compare with."""
 
 from __future__ import annotations
 

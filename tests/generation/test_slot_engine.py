@@ -17,7 +17,8 @@ from cuda_agent.generation.contract import FinishReason, GenerationRequest, Samp
 from cuda_agent.generation.slots import SlotEngine
 from cuda_agent.rl import attention, lora
 
-PROMPTS = [tuple(range(start, start + size)) for start, size in ((3, 5), (90, 17), (40, 1), (7, 30), (200, 9))]
+_STARTS = {3: 5, 90: 17, 40: 1, 7: 30, 200: 9}
+PROMPTS = [tuple(range(start, start + size)) for start, size in _STARTS.items()]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from cuda_agent.cli import (
     eval_command,
     inspect_commands,
     judge_command,
+    models_app,
     optimize_command,
     rejudge_command,
     report_command,
@@ -67,3 +68,4 @@ app.command()(rejudge_command.rejudge)
 app.command()(serve_command.serve)
 app.add_typer(synth_app.synth)
 app.add_typer(train_app.train, name="train")
+app.add_typer(models_app.models, name="models")

@@ -1,8 +1,9 @@
 """The engine of a server: prompts go as ids to ``/v1/completions``, ids and log-probabilities come back.
 
-vLLM answers so with ``return_token_ids`` (ids beside the text) or ``return_tokens_as_token_ids`` (tokens spelt
-``token_id:N``); any server that does either will do. Text is never tokenised again: a server that returns no
-ids is refused. Servers report log-probabilities of the unscaled model, so what is sampled must be that.
+vLLM answers so with ``return_token_ids`` (ids beside the text) or ``return_tokens_as_token_ids`` (tokens
+spelt ``token_id:N``); any server that does either will do. Text is never tokenised again: a server that
+returns no ids is refused. Servers report log-probabilities of the unscaled model, so that is what may
+be sampled from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Our engine: a fixed number of slots, each refilled as soon as its completion ends.
 
-One thread runs the model; callers of any number queue requests. A finished slot keeps its keys and values, and
-the next request goes where the longest prefix of it still lies, so the turns of an episode feed only what is new.
+One thread runs the model; callers of any number queue requests. A finished slot keeps its keys and values,
+and the next request goes where the longest prefix of it still lies: the turns of an episode feed only what is
+new.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The models that package registries carry, for machines that reach no model hub.
 
-Each is one GGUF file cut into data files of wheels. Only those data files are read: no code of the wheels runs.
+Each is one GGUF file cut into data files of wheels. Only those are read: no code of the wheels runs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from cuda_agent.config import cache_dir
 from cuda_agent.errors import UsageError
@@ -22,7 +23,7 @@ class Packaged:
         version: of every part.
         num_parts: parts, numbered from 1.
         sha256: of the joined file.
-        num_bytes: of the joined file.
+        num_bytes: of the joined file, about; the sum decides whether it is whole.
         saved_bytes: of the folder made of it, about.
         quantization: of the file; the folder holds what is left of it, in bfloat16.
         licence: as its model card says.
@@ -52,7 +53,7 @@ PACKAGED = {
             version="0.9.0",
             num_parts=6,
             sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-            num_bytes=491_400_064,
+            num_bytes=492_000_000,
             saved_bytes=1_000_000_000,
             quantization="Q4_K_M",
             licence="Apache-2.0",
@@ -65,7 +66,7 @@ PACKAGED = {
             version="0.2.0",
             num_parts=22,
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-            num_bytes=1_117_320_736,
+            num_bytes=1_120_000_000,
             saved_bytes=3_100_000_000,
             quantization="Q4_K_M",
             licence="Apache-2.0",
@@ -75,9 +76,9 @@ PACKAGED = {
 }
 
 
-def models_dir() -> str:
+def models_dir() -> Path:
     """Folder of fetched models."""
-    return str(cache_dir() / "models")
+    return cache_dir() / "models"
 
 
 def packaged(name: str) -> Packaged:
