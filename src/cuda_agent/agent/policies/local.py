@@ -12,6 +12,7 @@ from cuda_agent.agent.policies.tokenspace import TokenSpace
 from cuda_agent.agent.policy import Action, EpisodeContext, Message, Role, ToolSpec
 from cuda_agent.agent.textformat import NO_ACTION, parse_answer
 from cuda_agent.errors import PolicyError, UsageError
+from cuda_agent.generation.contract import GenerationEngine
 from cuda_agent.trajectory import TokenRecord, Usage
 
 _log = logging.getLogger(__name__)
@@ -48,21 +49,30 @@ class LocalPolicy:
         policy._setup(model, tokenizer)
         return policy
 
-    def _setup(self, model: Any, tokenizer: Any) -> None:
-        from cuda_agent.agent.policies.sampling import Sampler
+    @classmethod
+    def from_engine(
+        cls,
+        engine: GenerationEngine,
+        model: Any,
+        tokenizer: Any,
+        *,
+        options: PolicyOptions,
+        name: str = "model",
+    ) -> LocalPolicy:
+        """A policy that samples through an engine, beside others that do; ``model`` is the engine's own."""
+        policy = cls.__new__(cls)
+        policy._path, policy._options = Path(name), options
+        policy._setup(model, tokenizer, engine)
+        return policy
 
+    def _setup(self, model: Any, tokenizer: Any, engine: GenerationEngine | None = None) -> None:
         options = self._options
         self._tokenizer = tokenizer
         self._space = TokenSpace(tokenizer, options.tool_format)
         self._stop_ids = _stop_ids(model, tokenizer)
         if (end := self._space.end_of_answer()) is not None:
             self._stop_ids.add(end)
-        self._sampler = Sampler(
-            model,
-            temperature=1.0 if options.temperature is None else options.temperature,
-            top_p=1.0 if options.top_p is None else options.top_p,
-            seed=options.seed,
-        )
+        self._sampler = _sampler(model, options, engine)
         self._model_limit = int(getattr(model.config, "max_position_embeddings", None) or 2**31)
         self._limit = self._model_limit
         self._deadline: float | None = None
@@ -161,6 +171,17 @@ def _load(path: Path, options: PolicyOptions) -> tuple[Any, Any]:
             "It must be a causal language model saved by transformers, with its tokenizer.",
         ) from None
     return model.eval(), tokenizer
+
+
+def _sampler(model: Any, options: PolicyOptions, engine: GenerationEngine | None) -> Any:
+    from cuda_agent.agent.policies.engine_sampler import EngineSampler
+    from cuda_agent.agent.policies.sampling import Sampler
+
+    temperature = 1.0 if options.temperature is None else options.temperature
+    top_p = 1.0 if options.top_p is None else options.top_p
+    if engine is not None:
+        return EngineSampler(engine, temperature=temperature, top_p=top_p, seed=options.seed)
+    return Sampler(model, temperature=temperature, top_p=top_p, seed=options.seed)
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> set[int]:
