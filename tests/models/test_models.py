@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -103,6 +106,17 @@ def test_names_that_mean_nothing_and_folders_that_are_taken(tmp_path: Path) -> N
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(UsageError, match="no fetched model"):
         fetch("qwen2.5-coder-0.5b", tmp_path / "taken", lambda _: None)
+
+
+def test_a_hub_out_of_reach_is_an_error_in_a_line(tmp_path: Path) -> None:
+    where = {"HF_ENDPOINT": "http://127.0.0.1:9", "CUDA_AGENT_CACHE": str(tmp_path), "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "cuda_agent", "models", "fetch", "made/up"]
+    done = subprocess.run(
+        command, env=os.environ | where, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 1
+    assert "cannot fetch made/up from the hub" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 def tiny(*, tied: bool = True) -> Any:

@@ -178,12 +178,12 @@ def fresh_folder(folder: Path) -> Path:
 def _from_hub(name: str, folder: Path, say: Say) -> None:
     try:
         import huggingface_hub
-        from huggingface_hub import errors
+        from huggingface_hub import constants, errors
     except ImportError:
         raise UsageError(
             "huggingface_hub is not installed", "Install it: pip install 'cuda-agent[models]'."
         ) from None
-    say(f"asking {huggingface_hub.constants.ENDPOINT} for {name}")
+    say(f"asking {constants.ENDPOINT} for {name}")
     partial = folder.with_name(f".{folder.name}.partial")  # kept when interrupted: the client resumes there
     try:
         huggingface_hub.snapshot_download(
