@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from candidates import KERNEL
-from cheat import RUN, STALE, Cheat, around, first
+from cheat import HONEST, RUN, STALE, TAMPER, Cheat, around, first
 
 from cuda_agent.config import Scope
 from cuda_agent.result import ViolationKind
@@ -122,6 +122,13 @@ ORACLE = (
     Cheat("nothing returned", (47,), _FORM, forward="return None"),
     Cheat(
         "nothing written", (51, 53, 84), "poisoned outputs", forward="return torch.empty_like(x)", core=True
+    ),
+    Cheat(
+        "poison lifted",
+        (53, 113),
+        "settings looked at after the call",
+        TAMPER,
+        forward=f"torch._C._set_deterministic_fill_uninitialized_memory(False)\n{HONEST}",
     ),
     Cheat(
         "last row not written",

@@ -1,6 +1,6 @@
 """Attempts that come to nothing: the candidate computes honestly, what it tries beside that gains nothing.
 
-JUDGING's static scan gives notes for most of them; none is an offence, and none may change what is credited.
+The static scan gives notes for most of them; none is an offence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HARMLESS = (
         (76, 83, 116),
         _FILTER,
         kernel="#include <sys/syscall.h>\n#include <unistd.h>\n"
-        + first("if (syscall(SYS_clone, 17, 0, 0, 0, 0) == 0) for (;;) pause();"),
+        + first("if (syscall(SYS_clone, 17, 0, 0, 0, 0) >= 0) for (;;) pause();"),
     ),
     Cheat(
         "program by a raw system call",

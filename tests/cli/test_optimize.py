@@ -252,7 +252,7 @@ def test_a_killed_run_resumes_and_a_second_ctrl_c_stops_at_once(finished, tmp_pa
         process.send_signal(signal.SIGINT)
         time.sleep(1.0)
     _, err = process.communicate()
-    assert process.returncode in (130, -signal.SIGINT), err  # a further one may meet its last moments
+    assert process.returncode == 130, err
     assert "Traceback" not in err
     assert time.monotonic() - begun < 30
     assert (tmp_path / "out" / "candidate" / "kernels" / "gated.cpp").is_file()

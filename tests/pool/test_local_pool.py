@@ -17,7 +17,6 @@ from cuda_agent.errors import TaskError, UsageError
 from cuda_agent.pool.contract import JobState, JudgeRequest
 from cuda_agent.pool.local import LocalPool, PoolConfig
 from cuda_agent.pool.remote import judge_by
-from cuda_agent.pool.warm import tree_bytes
 from cuda_agent.pool.worker_process import WorkerLimits
 from cuda_agent.task import Task
 from cuda_agent.workspace.snapshot import freeze
@@ -102,7 +101,3 @@ def test_what_cannot_be_judged_is_refused_as_the_judge_refuses_it(pool: LocalPoo
         pool.submit(replace(request(tmp_path), config=replace(CONFIG, device=Device.CUDA)), caller="a")
     with pytest.raises(UsageError, match="build_limit_s"):
         pool.submit(replace(request(tmp_path), config=replace(CONFIG, build_limit_s=1e6)), caller="a")
-
-
-def test_memory_of_this_process_is_seen() -> None:
-    assert 5 << 20 < tree_bytes(os.getpid()) < 1 << 40

@@ -174,7 +174,7 @@ def test_adapter_file_has_the_names_of_peft(tmp_path: Path) -> None:
 
     networks().save_actor(tmp_path)
     state = load_file(tmp_path / "adapter_model.safetensors")
-    assert "base_model.model.layers.0.self_attn.q_proj.lora_A.weight" in state
+    assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in state
     assert len(state) == 2 * 7 * 2  # two matrices, seven linear layers, two blocks
 
 

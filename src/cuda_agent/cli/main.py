@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     except CudaAgentError as error:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", EXIT_INTERRUPTED)
+        return _interrupted()
     except BrokenPipeError:
         # The reader of our output went away; nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -66,9 +66,14 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001  the one capture point
         return _fail(_defect(error, argv), EXIT_DEFECT)
     if code == EXIT_INTERRUPTED:
-        # Typer makes an exit code of a KeyboardInterrupt and says nothing.
-        return _fail("interrupted", EXIT_INTERRUPTED)
+        return _interrupted()  # Typer makes an exit code of a KeyboardInterrupt and says nothing.
     return code if isinstance(code, int) else 0
+
+
+def _interrupted() -> int:
+    """The end after Ctrl-C; a further one, in the last moments of the process, is not heard."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return _fail("interrupted", EXIT_INTERRUPTED)
 
 
 def _fail(text: str, code: int) -> int:

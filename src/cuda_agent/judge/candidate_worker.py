@@ -116,6 +116,7 @@ class CandidateWorker(Worker):
         try:
             with watch if self.device == "cpu" else nullcontext(), guard:
                 output = self.model(*inputs)
+            unfilled = not _fills_empty_with_nan()
         except Exception:
             if guard.violations:
                 return {"operators": sorted(guard.violations), "plan": None, "tampered": False}
@@ -131,7 +132,7 @@ class CandidateWorker(Worker):
         if message.get("hold"):
             self.held[message["hold"]] = output
         answer["operators"] = sorted({**guard.violations, **watch.violations})
-        answer["tampered"] = guard.tampered
+        answer["tampered"] = guard.tampered or unfilled
         answer["shared"] = shares_memory(output, inputs)
         return answer
 
@@ -214,6 +215,14 @@ def _fill_empty_with_nan(on: bool) -> None:
     """What ``torch.use_deterministic_algorithms`` does to ``torch.empty``, without the seconds that its
     import of the compiler stack costs a fresh process."""
     torch._C._set_deterministic_algorithms(on, warn_only=True)
+    torch._C._set_deterministic_fill_uninitialized_memory(True)
+
+
+def _fills_empty_with_nan() -> bool:
+    """Whether :func:`_fill_empty_with_nan` is still in force, after code that may have lifted it."""
+    return bool(
+        torch._C._get_deterministic_algorithms() and torch._C._get_deterministic_fill_uninitialized_memory()
+    )
 
 
 def _import_extension(path: str) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cuda_agent.config import JudgeConfig, Scope
-from cuda_agent.errors import WorkspaceError
 from cuda_agent.judge.session import JudgeSession
-from cuda_agent.result import Result, Stage
+from cuda_agent.result import Result
 from cuda_agent.task import Task
-from cuda_agent.workspace.layout import load_workspace_task
-from cuda_agent.workspace.snapshot import Snapshot, freeze
+from cuda_agent.workspace.opening import opened
+from cuda_agent.workspace.snapshot import Snapshot
 
 FAILURE_FILE = ".cuda_agent/failure.pt"
 """Where a failed public check leaves its inputs and outputs, for ``cuda-agent explain``."""
@@ -45,34 +44,13 @@ def judge(
         TaskError: the reference cannot be judged.
         ToolchainError: no such device, or no compiler.
     """
-    if not workspace.is_dir():
-        raise WorkspaceError(
-            f"{workspace} is not a folder", "Name a workspace (cuda-agent new lays one out)."
-        )
-    reference = task or load_workspace_task(workspace)
-    try:
-        frozen = snapshot or freeze(workspace)
-    except WorkspaceError as error:
-        if not (workspace / "model_new.py").is_file():
-            raise
-        # The candidate holds what it must not (links, too much): a verdict, or it could dodge its -1.
-        return unfreezable(str(error), scope, reference, task_given=task is not None)
+    reference, frozen = opened(workspace, task=task, snapshot=snapshot, scope=scope)
+    if isinstance(frozen, Result):
+        return frozen
     with JudgeSession(reference, config or JudgeConfig(), task_given=task is not None) as session:
         result = session.judge(frozen, scope, progress)
         keep_failure(workspace, scope, session.last_saved)
     return result
-
-
-def unfreezable(detail: str, scope: Scope, reference: Task, *, task_given: bool) -> Result:
-    """The verdict on a folder that cannot be frozen."""
-    return Result(
-        stage=Stage.BUILD,
-        correct=False,
-        reward=-1 if scope is Scope.FULL else None,
-        detail=detail,
-        reference="task" if task_given else "unverified",
-        task_hash=reference.hash,
-    )
 
 
 def keep_failure(workspace: Path, scope: Scope, saved: Mapping[str, Any] | None) -> None:

@@ -23,7 +23,7 @@ from cuda_agent.judge.exchange import Block, Plan
 from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.result import Fault
 from cuda_agent.sandbox.process import Limits, clean_env, spawn
-from cuda_agent.sandbox.processor_time import processor_seconds
+from cuda_agent.sandbox.process_tree import processor_seconds
 from cuda_agent.sandbox.scratch import Scratch
 from cuda_agent.sandbox.view import View
 

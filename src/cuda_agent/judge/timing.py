@@ -175,9 +175,8 @@ def time_released(
     flags[1] = 1
     while not flags[0]:
         warm_up()
-    timer.sample(
-        warm_up
-    )  # a device that was kept busy makes the host wait long, and then it is slow at first
+    # A device that was kept busy makes the host wait long, and after that the host is slow at first.
+    timer.sample(warm_up)
     return timer.sample(call)
 
 

@@ -64,7 +64,7 @@ def merge(model: Any, adapter: Path) -> int:
     number = 0
     with torch.no_grad():
         for path, a, b in _pairs(state, adapter):
-            weight = weights.get(_name_in(model, weights, path))
+            weight = weights.get(f"{path}.weight")
             if weight is None or weight.shape != (b.shape[0], a.shape[1]):
                 raise UsageError(f"{adapter} has an adapter of {path}, the model no such layer", _WRONG)
             weight.copy_(weight.float() + scale * (b.float() @ a.float()))
@@ -105,12 +105,6 @@ def _pairs(state: dict[str, Any], adapter: Path) -> Iterator[tuple[str, Any, Any
             raise UsageError(f"{adapter} lacks one of the matrices of {path}", _WRONG)
         if key.endswith(_A):
             yield path.removeprefix(_PREFIX), state[path + _A], state[path + _B]
-
-
-def _name_in(model: Any, weights: dict[str, Any], path: str) -> str:
-    """The weight's name: adapters of training are named from the decoder on, PEFT's from the whole model."""
-    name = f"{path}.weight"
-    return name if name in weights else f"{model.base_model_prefix}.{name}"
 
 
 def _load(base: Path) -> tuple[Any, Any]:

@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from cuda_agent.config import JudgeConfig, Scope
-from cuda_agent.errors import CudaAgentError, PoolError, WorkspaceError
+from cuda_agent.errors import CudaAgentError, PoolError
 from cuda_agent.pool.client import HttpPool, read_token
 from cuda_agent.pool.contract import JobState, JudgeRequest, NoSuchJobError, Pool
 from cuda_agent.pool.wire import error_from_dict
-from cuda_agent.result import Result, Stage
+from cuda_agent.result import Result
 from cuda_agent.task import Task
-from cuda_agent.workspace.layout import load_workspace_task
-from cuda_agent.workspace.snapshot import MODEL_FILE, Snapshot, freeze
+from cuda_agent.workspace.opening import opened
+from cuda_agent.workspace.snapshot import Snapshot
 
 _POLL_S = 20.0
 _MAX_SUBMISSIONS = 5
@@ -123,17 +123,9 @@ def reach_verdict(
         from cuda_agent.judge.entry import judge
 
         return judge(workspace, task=task, config=config, scope=scope, progress=progress, snapshot=snapshot)
-    if not workspace.is_dir():
-        raise WorkspaceError(
-            f"{workspace} is not a folder", "Name a workspace (cuda-agent new lays one out)."
-        )
-    reference = task or load_workspace_task(workspace)
-    try:
-        frozen = snapshot or freeze(workspace)
-    except WorkspaceError as error:
-        if not (workspace / MODEL_FILE).is_file():
-            raise
-        return _unfreezable(str(error), scope, reference, task_given=task is not None)
+    reference, frozen = opened(workspace, task=task, snapshot=snapshot, scope=scope)
+    if isinstance(frozen, Result):
+        return frozen
     session = PoolSession(open_pool(pool), reference, config, task_given=task is not None)
     return session.judge(frozen, scope, progress)
 
@@ -141,18 +133,6 @@ def reach_verdict(
 def default_caller() -> str:
     """This process, for taking turns: host and process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
-
-
-def _unfreezable(detail: str, scope: Scope, reference: Task, *, task_given: bool) -> Result:
-    """As the judge here says it; without torch, which its module imports."""
-    return Result(
-        stage=Stage.BUILD,
-        correct=False,
-        reward=-1 if scope is Scope.FULL else None,
-        detail=detail,
-        reference="task" if task_given else "unverified",
-        task_hash=reference.hash,
-    )
 
 
 def _silent(_: str) -> None:

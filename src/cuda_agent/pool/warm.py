@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from contextlib import suppress
-from pathlib import Path
 
 from cuda_agent.judge.session import JudgeSession
 from cuda_agent.pool.contract import JudgeRequest, session_key
+from cuda_agent.sandbox.process_tree import resident_bytes
 
 
 class WarmSessions:
@@ -56,28 +55,10 @@ class WarmSessions:
 
     def trim(self) -> None:
         """Close the oldest ones while memory is over the limit; the latest stays."""
-        while len(self._sessions) > 1 and tree_bytes(os.getpid()) > self._memory_bytes:
+        while len(self._sessions) > 1 and resident_bytes(os.getpid()) > self._memory_bytes:
             self.drop(next(iter(self._sessions)))
 
     def close(self) -> None:
         """Close all; may run twice."""
         for key in self.keys:
             self.drop(key)
-
-
-def tree_bytes(pid: int) -> int:
-    """Resident memory of a process and its descendants, bytes; shared pages count once for each."""
-    parents: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with suppress(OSError, ValueError, IndexError):
-                # The name in parentheses may hold anything: what follows its last one is plain.
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                parents.setdefault(int(fields[1]), []).append(int(folder.name))
-    total, waiting = 0, [pid]
-    while waiting:
-        process = waiting.pop()
-        waiting += parents.get(process, [])
-        with suppress(OSError, ValueError, IndexError):
-            total += int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return total * os.sysconf("SC_PAGE_SIZE")

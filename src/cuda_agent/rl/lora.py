@@ -92,7 +92,7 @@ def adapter_parameters(model: nn.Module, name: str) -> list[nn.Parameter]:
 
 
 def adapter_state(model: nn.Module, name: str) -> dict[str, Tensor]:
-    """The weights of one adapter by PEFT's names."""
+    """The weights of one adapter, by PEFT's names where ``model`` is the whole model."""
     state = {}
     for path, layer in adapted_layers(model):
         prefix = f"base_model.model.{path}"
@@ -113,7 +113,7 @@ def load_adapter_state(model: nn.Module, name: str, state: dict[str, Tensor]) ->
 
 
 def save_adapter(model: nn.Module, name: str, folder: Path, *, rank: int, alpha: float) -> None:
-    """Write an adapter as PEFT does: ``adapter_model.safetensors`` and ``adapter_config.json``."""
+    """Write an adapter of a whole model as PEFT does: its weights and ``adapter_config.json``."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -205,9 +205,8 @@ class Networks(nn.Module):  # type: ignore[misc]
     def save_actor(self, folder: Path) -> None:
         """Write the actor for other programs: an adapter as PEFT does, or the whole model."""
         if self.options.rank:
-            lora.save_adapter(
-                self.model.base_model, ACTOR, folder, rank=self.options.rank, alpha=self.options.alpha
-            )
+            # Of the whole model, not of its decoder: PEFT's names begin there.
+            lora.save_adapter(self.model, ACTOR, folder, rank=self.options.rank, alpha=self.options.alpha)
         else:
             self.model.save_pretrained(folder)
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 from cuda_agent.config import JudgeConfig, Scope
 from cuda_agent.errors import PoolError, UsageError, WorkspaceError
-from cuda_agent.judge.entry import unfreezable
-from cuda_agent.judge.session import JudgeSession
 from cuda_agent.pool.contract import JudgeRequest, Pool
 from cuda_agent.pool.remote import judge_by, open_pool
+from cuda_agent.pool.warm import WarmSessions
 from cuda_agent.result import Result, Stage
 from cuda_agent.rl.training_config import JudgeTable
 from cuda_agent.runs.conclusion import nothing_written
 from cuda_agent.task import Task
+from cuda_agent.workspace.opening import unfreezable
 from cuda_agent.workspace.snapshot import Snapshot
 
 MAX_SESSIONS = 4
-"""Tasks whose reference stays warm."""
+"""Tasks whose reference stays warm, as long as they take no more memory than this:"""
+_MEMORY_BYTES = 16 << 30
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Scorer(Protocol):
         ...
 
 
-class JudgeScorer:
-    """The judge of this machine; one verdict at a time, references of the last tasks kept warm.
+class _ByVerdict:
+    """A scorer whose verdicts come from a judge.
 
     A candidate that was judged before, on the same task and to the same scope, is not judged again; what
     our own side failed on is.
@@ -59,48 +59,6 @@ class JudgeScorer:
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config = config
-        self._lock = threading.Lock()
-        self._sessions: OrderedDict[str, JudgeSession] = OrderedDict()
-        self._known: dict[tuple[str, str, Scope], Result] = {}
-
-    def score(self, task: Task, answer: Answer, scope: Scope) -> Result:
-        """See :class:`Scorer`."""
-        if answer.snapshot is None:
-            return nothing_written(task, self._config, answer.text[-400:])
-        key = (task.hash, answer.snapshot.hash, scope)
-        with self._lock:
-            if (known := self._known.get(key)) is not None:
-                return known
-            try:
-                result = self._session(task).judge(answer.snapshot, scope)
-            except WorkspaceError as error:
-                result = unfreezable(str(error), scope, task, task_given=True)
-            if result.infrastructure is None:
-                self._known[key] = result
-        return result
-
-    def close(self) -> None:
-        """See :class:`Scorer`."""
-        with self._lock:
-            while self._sessions:
-                self._sessions.popitem()[1].close()
-
-    def _session(self, task: Task) -> JudgeSession:
-        session = self._sessions.pop(task.hash, None) or JudgeSession(task, self._config)
-        self._sessions[task.hash] = session
-        while len(self._sessions) > MAX_SESSIONS:
-            self._sessions.popitem(last=False)[1].close()
-        return session
-
-
-class PoolScorer:
-    """A pool of judges (``cuda-agent serve``): as many verdicts at once as it has devices.
-
-    What the pool could not do, and a pool that is gone, is our own side's fault: the episode is dropped.
-    """
-
-    def __init__(self, pool: Pool, config: JudgeConfig) -> None:
-        self._pool, self._config = pool, config
         self._known: dict[tuple[str, str, Scope], Result] = {}
 
     def score(self, task: Task, answer: Answer, scope: Scope) -> Result:
@@ -110,14 +68,53 @@ class PoolScorer:
         key = (task.hash, answer.snapshot.hash, scope)
         if (known := self._known.get(key)) is not None:
             return known
-        request = JudgeRequest(task, answer.snapshot, self._config, scope)
         try:
-            result = judge_by(self._pool, request)
-        except PoolError as error:
-            return Result(Stage.BUILD, infrastructure=str(error), task_hash=task.hash)
+            result = self._verdict(JudgeRequest(task, answer.snapshot, self._config, scope))
+        except WorkspaceError as error:
+            result = unfreezable(str(error), scope, task, task_given=True)
         if result.infrastructure is None:
             self._known[key] = result
         return result
+
+    def _verdict(self, request: JudgeRequest) -> Result:
+        raise NotImplementedError
+
+
+class JudgeScorer(_ByVerdict):
+    """The judge of this machine; one verdict at a time, references of the last tasks kept warm."""
+
+    def __init__(self, config: JudgeConfig) -> None:
+        super().__init__(config)
+        self._lock = threading.Lock()
+        self._sessions = WarmSessions(limit=MAX_SESSIONS, memory_bytes=_MEMORY_BYTES)
+
+    def _verdict(self, request: JudgeRequest) -> Result:
+        with self._lock:
+            result = self._sessions.get(request).judge(request.snapshot, request.scope)
+            self._sessions.trim()
+            return result
+
+    def close(self) -> None:
+        """See :class:`Scorer`."""
+        with self._lock:
+            self._sessions.close()
+
+
+class PoolScorer(_ByVerdict):
+    """A pool of judges (``cuda-agent serve``): as many verdicts at once as it has devices.
+
+    What the pool could not do, and a pool that is gone, is our own side's fault: the episode is dropped.
+    """
+
+    def __init__(self, pool: Pool, config: JudgeConfig) -> None:
+        super().__init__(config)
+        self._pool = pool
+
+    def _verdict(self, request: JudgeRequest) -> Result:
+        try:
+            return judge_by(self._pool, request)
+        except PoolError as error:
+            return Result(Stage.BUILD, infrastructure=str(error), task_hash=request.task.hash)
 
     def close(self) -> None:
         """See :class:`Scorer`."""

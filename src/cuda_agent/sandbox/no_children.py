@@ -15,10 +15,11 @@ _EPERM, _ENOSYS = 1, 38
 _PR_SET_NO_NEW_PRIVS = 38
 _SET_MODE_FILTER, _ALL_THREADS = 1, 1
 
-# Berkeley packet filter: load a word, jump if equal, jump if any bit set, return.
-_LOAD, _IF_EQUAL, _IF_BITS, _RETURN = 0x20, 0x15, 0x45, 0x06
+# Berkeley packet filter: load a word, jump if equal, if at least, if any bit is set, return.
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
 _NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_X32 = 0x4000_0000  # from here on, x86-64 kernels may know the same calls by other numbers
 
 _ARCHITECTURES = {
     # machine: (audit number, seccomp, clone, clone3, refused)
@@ -58,6 +59,8 @@ def _program(audit: int, clone: int, clone3: int, refused: tuple[int, ...]) -> b
         (_IF_EQUAL, 1, 0, audit),
         (_RETURN, 0, 0, _KILL),  # numbers of another architecture mean other calls
         (_LOAD, 0, 0, _NUMBER_AT),
+        (_IF_AT_LEAST, 0, 1, _X32),
+        (_RETURN, 0, 0, _ERRNO | _ENOSYS),
         # clone3 hides its flags in memory; without it the C library starts threads by clone.
         (_IF_EQUAL, 0, 1, clone3),
         (_RETURN, 0, 0, _ERRNO | _ENOSYS),
