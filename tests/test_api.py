@@ -203,6 +203,13 @@ def test_modules_that_cannot_be_a_reference_say_why(kind, words, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("example", [(torch.ones(3, 5),), (torch.ones(3, 8), torch.ones(3, 8)), ()])
+def test_inputs_that_the_module_does_not_take(example, tmp_path):
+    with pytest.raises(UsageError, match="Kept fails on its example inputs: ") as caught:
+        make_task(Kept(8), [example], tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_bad_arguments_of_optimize():
     with pytest.raises(UsageError, match=r"nn\.Module"):
         cuda_agent.optimize(lambda x: x, torch.ones(1))

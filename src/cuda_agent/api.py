@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cuda_agent.config import Device, EpisodeConfig, JudgeConfig
-from cuda_agent.errors import CudaAgentError, UsageError
+from cuda_agent.errors import CudaAgentError, TaskError, UsageError
 from cuda_agent.runs.loaded import attach, task_module
 from cuda_agent.runs.optimization import optimize_task
 from cuda_agent.runs.reporting import Reporter
@@ -113,7 +113,7 @@ def make_task(module: nn.Module, examples: Sequence[tuple[Any, ...]], folder: Pa
     """The task of a module; assets are written to ``folder``.
 
     Raises:
-        UsageError: an example that no law describes.
+        UsageError: an example that no law describes, or that the module does not take.
         TaskError: neither its source nor its exported program gives a reference.
     """
     cases = inputs_source(law_of(examples))
@@ -121,12 +121,30 @@ def make_task(module: nn.Module, examples: Sequence[tuple[Any, ...]], folder: Pa
     with _evaluating(module):
         if task := _source_task(module, examples, cases, folder):
             return task
-        source = exported_source(module, examples, name=type(module).__name__)
+        try:
+            source = exported_source(module, examples, name=type(module).__name__)
+        except TaskError:
+            _check_inputs(module, examples)
+            raise
         save_weights(module, examples, folder / WEIGHTS)
     code = f"{source}\n\n{cases}\n\ndef get_init_inputs():\n    return []\n"
     task = Task(code=code, name=name, assets={WEIGHTS: folder / WEIGHTS}, data_source="torch.export")
     task.check_names()
     return task
+
+
+def _check_inputs(module: nn.Module, examples: Sequence[tuple[Any, ...]]) -> None:
+    """Raises a :class:`UsageError` where the module fails on an example."""
+    for case in examples:
+        try:
+            with torch.no_grad():
+                module(*_copied(case))
+        except Exception as error:  # noqa: BLE001  the user's code may raise anything
+            words = (str(error).strip().splitlines() or [""])[0]
+            raise UsageError(
+                f"{type(module).__name__} fails on its example inputs: {type(error).__name__}: {words}",
+                "Give inputs that the module takes.",
+            ) from None
 
 
 def _source_task(

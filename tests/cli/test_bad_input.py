@@ -105,6 +105,8 @@ def test_a_good_reference_passes_and_says_its_inputs():
         (["optimize", "good.py", "--max-turns", "0"], "--max-turns"),
         (["optimize", "good.py", "--time-limit", "-1"], "time-limit must be above 0"),
         (["optimize", "good.py", "--out", "taken"], "taken is not empty"),
+        (["optimize", "good.py", "--out", "taken/file/new"], "taken/file is not a folder"),
+        (["optimize", "good.py", "--out", "x" * 300], "File name too long"),
         (["optimize", "--resume", "--out", "taken"], "no run of cuda-agent optimize"),
         (["optimize", "--resume"], "--resume does not know which run"),
         (["export", "taken"], "no run of cuda-agent optimize"),

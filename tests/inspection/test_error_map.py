@@ -52,7 +52,7 @@ def test_integers_are_exact_and_scalars_have_a_map():
 
 def test_small_errors_are_shown_by_size():
     found = text(torch.ones(4), torch.tensor([1.0, 1.0 + 1e-4, 1.0, 1.0]))
-    assert "no element is off by more than 0.01" in found
+    assert "no element is off by more than 0.01 * (1 + |expected|);" in found
     assert found.splitlines()[1].strip().startswith("[1] expected 1")
 
 

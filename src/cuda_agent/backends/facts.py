@@ -27,6 +27,7 @@ from cuda_agent.config import cache_dir
 from cuda_agent.errors import InfrastructureError, ToolchainError
 
 _PROBE_LIMIT_S = 120.0
+_CPU_PROBE, _CUDA_PROBE = "probe_cpu.cpp", "probe_cuda.cu"
 _HERE = Path(__file__).parent
 # FP32 lanes of one SM by compute capability (CUDA C++ Programming Guide, arithmetic throughput table).
 _FP32_LANES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
@@ -46,13 +47,13 @@ def cpu_identity() -> str:
 def cpu_facts(cxx: Path) -> DeviceFacts:
     """Facts of this machine's processor, over the cores this process may use."""
     cores = len(os.sched_getaffinity(0))
-    key = ("cpu", cpu_identity(), str(cores), toolchain.compiler_version(cxx), cuda_agent.__version__)
+    key = ("cpu", cpu_identity(), str(cores), toolchain.compiler_version(cxx), _probe_version(_CPU_PROBE))
     return _cached(key, lambda: _measure_cpu(cxx, cores))
 
 
 def cuda_facts(toolkit: toolchain.CudaToolkit, gpu: int, identity: Mapping[str, str]) -> DeviceFacts:
     """Facts of GPU ``gpu`` (index as CUDA counts); ``identity`` is what nvidia-smi says of it."""
-    key = ("cuda", *sorted(identity.values()), str(gpu), toolkit.version, cuda_agent.__version__)
+    key = ("cuda", *sorted(identity.values()), str(gpu), toolkit.version, _probe_version(_CUDA_PROBE))
     return _cached(key, lambda: _measure_cuda(toolkit, gpu, identity))
 
 
@@ -71,7 +72,7 @@ def _measure_cpu(cxx: Path, cores: int) -> DeviceFacts:
     cache = _last_level_cache_bytes()
     # Far beyond the last-level cache, but never a large part of the memory.
     buffer = min(max(1 << 29, 8 * (cache or 0)), memory // 4)
-    measured = _run_probe([str(cxx), *flags], "probe_cpu.cpp", [str(cores), str(buffer)])
+    measured = _run_probe([str(cxx), *flags], _CPU_PROBE, [str(cores), str(buffer)])
     return DeviceFacts(
         kind="cpu",
         name=cpu_identity().rsplit(" ", 1)[0],
@@ -87,7 +88,7 @@ def _measure_cpu(cxx: Path, cores: int) -> DeviceFacts:
 
 
 def _measure_cuda(toolkit: toolchain.CudaToolkit, gpu: int, identity: Mapping[str, str]) -> DeviceFacts:
-    measured = _run_probe([str(toolkit.nvcc), "-O3", "-arch=native"], "probe_cuda.cu", [str(gpu)])
+    measured = _run_probe([str(toolkit.nvcc), "-O3", "-arch=native"], _CUDA_PROBE, [str(gpu)])
     capability = (measured["major"], measured["minor"])
     lanes = _FP32_LANES.get(capability, _DEFAULT_FP32_LANES)
     return DeviceFacts(
@@ -102,6 +103,12 @@ def _measure_cuda(toolkit: toolchain.CudaToolkit, gpu: int, identity: Mapping[st
         peak_fp32_flops=2.0 * lanes * measured["num_units"] * measured["clock_khz"] * 1e3,
         driver=identity.get("driver_version"),
     )
+
+
+def _probe_version(source: str) -> str:
+    """Changes with the probe and with the package: figures of another probe are not these."""
+    digest = hashlib.sha256((_HERE / source).read_bytes()).hexdigest()[:12]
+    return f"{cuda_agent.__version__} {digest}"
 
 
 def _run_probe(compiler: list[str], source: str, arguments: list[str]) -> dict[str, Any]:

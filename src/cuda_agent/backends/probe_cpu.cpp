@@ -8,7 +8,16 @@
 #include <vector>
 #include <omp.h>
 
-typedef float vec __attribute__((vector_size(64)));
+// As wide as the registers: wider vectors would be split through memory.
+#if defined(__AVX512F__)
+constexpr int kVecBytes = 64;
+#elif defined(__AVX__)
+constexpr int kVecBytes = 32;
+#else
+constexpr int kVecBytes = 16;
+#endif
+constexpr int kLanes = kVecBytes / sizeof(float);
+typedef float vec __attribute__((vector_size(kVecBytes)));
 
 static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -28,7 +37,7 @@ static float read_block(const vec* data, size_t count, size_t passes) {
         asm volatile("" : : "r"(data) : "memory");  // keeps the passes apart
     }
     float result = 0;
-    for (int k = 0; k < 16; ++k) result += total[k];
+    for (int k = 0; k < kLanes; ++k) result += total[k];
     return result;
 }
 
@@ -74,7 +83,7 @@ static double multiply_add_rate(int threads) {
     }
     double seconds = now() - begin;
     sink = keep;
-    return 2.0 * 16 * 12 * double(rounds) * threads / seconds;
+    return 2.0 * kLanes * 12 * double(rounds) * threads / seconds;
 }
 
 int main(int argc, char** argv) {

@@ -104,8 +104,10 @@ def _optimized(
 ) -> Outcome:
     from cuda_agent.cli.progress import Lines
     from cuda_agent.runs.optimization import optimize_task
+    from cuda_agent.runs.run_folder import check_free
     from cuda_agent.tasks.targets import resolve_target
 
+    check_free(out)  # before anything slow
     return optimize_task(
         resolve_target(target, inputs=inputs, init=init), settings, out=out, reporter=Lines()
     )

@@ -62,7 +62,7 @@ def output_lines(expected: torch.Tensor, actual: torch.Tensor, tolerance: float)
     wrong, error = wrong_elements(expected, actual, tolerance)
     if not bool(wrong.any()):
         largest = error.flatten().argsort(descending=True)[:NUM_SHOWN]
-        head = f"no element is off by more than {tolerance:g}; the largest errors:"
+        head = f"no element is off by more than {tolerance:g} * (1 + |expected|); the largest errors:"
         return [head, *_elements(largest, expected, actual)]
     share = wrong.double().mean().item()
     places = wrong.flatten().nonzero().flatten()

@@ -129,6 +129,8 @@ class Attempt:
         if outcome.failure is not None or scope is Scope.VERIFY:
             return outcome
         outcome.stage = Stage.PROFILE
+        if scope is Scope.FULL:
+            self._say("timing the candidate against eager and torch.compile")
         with self._phase("profile"):
             outcome.failure = self._profile(scope)
         if outcome.failure is None:
@@ -169,6 +171,7 @@ class Attempt:
             return
         yield from public_checks(self._checker, reference, self._subject.config.num_draws, self._say)
         if scope is Scope.FULL:
+            self._say("verifying with private inputs and parameters")
             yield from self._private_checks()
 
     def _one_draw(self, name: str, case: int, *, slot: str = "in0") -> CheckReport | None:

@@ -33,7 +33,7 @@ def judge(
         task: the reference; default: the folder's ``model.py`` (the result then says ``unverified``).
         config: contract and device.
         scope: how much to do; only the full scope gives a reward.
-        progress: receives lines such as ``[PASS] check 1/5``.
+        progress: receives lines such as ``[PASS] check 1/5``, and what is under way.
         snapshot: judge these files instead of the folder's.
 
     Returns:

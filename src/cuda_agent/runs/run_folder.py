@@ -123,10 +123,21 @@ def check_free(root: Path | None) -> None:
     """Whether a run can start in ``root``.
 
     Raises:
-        UsageError: it holds something.
+        UsageError: it holds something, or cannot be made.
     """
-    if root is not None and root.exists() and (not root.is_dir() or any(root.iterdir())):
+    if root is None:
+        return
+    try:
+        existing = next(path for path in (root, *root.absolute().parents) if path.exists())
+        filled = existing == root and root.is_dir() and any(root.iterdir())
+    except OSError as error:
+        raise UsageError(f"cannot use {root}: {error.strerror}", "Name another --out.") from None
+    if not existing.is_dir():
+        raise UsageError(f"{existing} is not a folder", "Name another --out.")
+    if filled:
         raise UsageError(f"{root} is not empty", "Name another --out, or continue it with --resume.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write into {existing}", "Name another --out.")
 
 
 def write_text(path: Path, text: str) -> None:
