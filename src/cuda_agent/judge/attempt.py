@@ -21,10 +21,12 @@ from cuda_agent.config import Scope, Track
 from cuda_agent.judge import exchange, probes
 from cuda_agent.judge.bandwidth import least_us
 from cuda_agent.judge.baseline import MAX_DRIFT, BaselineCache, Compiler
+from cuda_agent.judge.bystanders import Watch
 from cuda_agent.judge.evidence import CaseSamples, manipulation
 from cuda_agent.judge.exchange import Block
 from cuda_agent.judge.profile import Profiler, TimedOutputWrong
 from cuda_agent.judge.reference import Drawn, Reference
+from cuda_agent.judge.undisturbed import undisturbed
 from cuda_agent.judge.verify import (
     Checker,
     CheckReport,
@@ -100,10 +102,12 @@ class Attempt:
         facts: DeviceFacts,
         compiler: Compiler,
         cache: BaselineCache,
+        watch: Watch,
         seed: int,
         say: Say,
     ) -> None:
         self._subject = subject
+        self._watch = watch
         self._facts = facts
         self._compiler = compiler
         self._cache = cache
@@ -301,7 +305,11 @@ class Attempt:
         self, case: int, budget_s: float, scope: Scope, compiled: Reference | None = None
     ) -> CaseSamples:
         thorough = scope is Scope.FULL
-        return Profiler(self._subject, case, budget_s, compiled=compiled, thorough=thorough).run()
+
+        def measure() -> CaseSamples:
+            return Profiler(self._subject, case, budget_s, compiled=compiled, thorough=thorough).run()
+
+        return undisturbed(measure, self._watch, strict=thorough, note=self.outcome.tally.note)
 
     def _live(self, case: int, budget_s: float, scope: Scope) -> CaseProfile:
         with_sets = self._subject.reference.draw(case=case)

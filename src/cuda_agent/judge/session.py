@@ -20,6 +20,7 @@ from cuda_agent.errors import CudaAgentError, InfrastructureError
 from cuda_agent.judge.attempt import Attempt, Built, Outcome
 from cuda_agent.judge.baseline import BaselineCache, Compiler
 from cuda_agent.judge.build import build
+from cuda_agent.judge.bystanders import open_watch
 from cuda_agent.judge.candidate import Candidate
 from cuda_agent.judge.devices import choose_place, versions
 from cuda_agent.judge.failure_kind import FailureKind
@@ -30,7 +31,7 @@ from cuda_agent.judge.report import Verdict, failed_build, forbidden, from_fault
 from cuda_agent.judge.static import scan_sources
 from cuda_agent.judge.symbols import scan_library
 from cuda_agent.judge.verify import Subject
-from cuda_agent.pool.lease import lease
+from cuda_agent.pool.lease import attendance, lease
 from cuda_agent.result import Fault, Result, Stage
 from cuda_agent.sandbox.isolation import Isolation, isolation
 from cuda_agent.sandbox.scratch import Scratch
@@ -66,6 +67,10 @@ class JudgeSession:
         self._backend: Backend = get_backend(config.device, gpu=config.gpu)
         self._facts = self._backend.facts()
         self.place = choose_place(self._backend.name, config)
+        self._held = ExitStack()
+        self._held.enter_context(attendance(self.place.device))
+        self._watch = open_watch(self.place, config.gpu)
+        self._held.callback(self._watch.close)
         self._versions = versions(self.place, self._facts.driver)
         self._cache = BaselineCache(
             task, config, self.place, device_name=self._facts.name, versions=self._versions
@@ -274,7 +279,13 @@ class JudgeSession:
         self._spare = Candidate(self._config, self.place)
         subject = Subject(reference, candidate, self._config, self.place)
         attempt = Attempt(
-            subject, facts=self._facts, compiler=self._compiler, cache=self._cache, seed=self._seed, say=say
+            subject,
+            facts=self._facts,
+            compiler=self._compiler,
+            cache=self._cache,
+            watch=self._watch,
+            seed=self._seed,
+            say=say,
         )
         try:
             return self._finish(attempt.run(built, scope), scope), False
@@ -302,7 +313,7 @@ class JudgeSession:
 
     def close(self) -> None:
         """End every process; may run twice."""
-        with ExitStack() as stack:
+        with self._held as stack:
             for owner in (self._spare, self._reference, self._compiler):
                 if owner is not None:
                     stack.callback(owner.close)

@@ -43,6 +43,15 @@ def members(pid: int) -> list[int]:
     return found
 
 
+def ancestors(pid: int) -> list[int]:
+    """Processes that ``pid`` descends from, its parent first, as far as this namespace sees them."""
+    found: list[int] = []
+    while (stat := _stat(pid)) and (parent := int(stat[_PARENT])) > 0 and parent not in found:
+        found.append(parent)
+        pid = parent
+    return found
+
+
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):
