@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from candidates import KERNEL, TASK, write_candidate
+from cuda_candidates import LARGE, candidate
 from fake_nvml import UUID, FakeNvml
 
 from cuda_agent.backends.cuda import list_gpus
@@ -283,8 +284,6 @@ def test_nvml_of_this_machine() -> None:
 @pytest.mark.gpu
 @gpu
 def test_an_honest_one_is_not_void(tmp_path: Path) -> None:
-    from cuda_candidates import LARGE, candidate
-
     with JudgeSession(LARGE, JudgeConfig(device=Device.CUDA, timing_budget_s=1.0)) as session:
         result = session.judge(candidate(), Scope.FULL)
     print(result.notes)
@@ -294,8 +293,6 @@ def test_an_honest_one_is_not_void(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @gpu
 def test_a_verdict_beside_a_busy_process_of_others_is_void(other_process: int) -> None:
-    from cuda_candidates import LARGE, candidate
-
     probe = Gpu(list_gpus()[0]["uuid"])
     torch.zeros(1, device="cuda")
     listed = probe.compute_processes()

@@ -22,7 +22,7 @@ from cuda_agent.judge import exchange, probes
 from cuda_agent.judge.bandwidth import least_us
 from cuda_agent.judge.baseline import MAX_DRIFT, BaselineCache, Compiler
 from cuda_agent.judge.bystanders import Watch
-from cuda_agent.judge.evidence import CaseSamples, manipulation
+from cuda_agent.judge.evidence import CaseSamples, foreign_compute, manipulation
 from cuda_agent.judge.exchange import Block
 from cuda_agent.judge.profile import Profiler, TimedOutputWrong
 from cuda_agent.judge.reference import Drawn, Reference
@@ -44,10 +44,11 @@ _PUBLIC_TIMING_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Built:
-    """A built candidate: the folder with its sources, and the extension."""
+    """A built candidate: the folder with its sources, the extension, and the names that it defines."""
 
     folder: Path
     library: Path
+    names: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Attempt:
         if scope is Scope.FULL:
             self._say("timing the candidate against eager and torch.compile")
         with self._phase("profile"):
-            outcome.failure = self._profile(scope)
+            outcome.failure = self._profile(scope, built.names)
         if outcome.failure is None:
             outcome.stage = Stage.DONE
         return outcome
@@ -249,7 +250,7 @@ class Attempt:
 
     # -- profile ------------------------------------------------------------------------------
 
-    def _profile(self, scope: Scope) -> CheckReport | None:
+    def _profile(self, scope: Scope, own: frozenset[str]) -> CheckReport | None:
         weights = self._subject.reference.weights
         share = 1.0 if scope is Scope.FULL else _PUBLIC_TIMING_SHARE
         budget_s = share * self._subject.config.timing_budget_s / len(weights)
@@ -258,7 +259,11 @@ class Attempt:
                 profile = self._profile_case(case, budget_s, scope)
             except TimedOutputWrong as wrong:
                 return _timed_failure(wrong)
-            violation = self._forged(case, profile, budget_s) or self._below_floor(case, profile, budget_s)
+            violation = (
+                foreign_compute(profile.samples, own)
+                or self._forged(case, profile, budget_s)
+                or self._below_floor(case, profile, budget_s)
+            )
             if violation is not None:
                 return CheckReport(False, violation.detail, violation)
             self.outcome.cases.append(profile)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cuda_agent.judge import unseen
+from cuda_agent.judge.attribution import Origin, origin_of, torch_kernels
+from cuda_agent.judge.channel import plain_text
 from cuda_agent.result import Times, Violation, ViolationKind
 
 # A burst is not flushed, and the host may be what is measured: below this, per call, it says nothing.
@@ -18,6 +20,7 @@ MANIPULATED = 0.5
 
 # Of one processor, while eager is timed and nothing is asked of the candidate: honest ones take none.
 _BUSY_SHARE = 0.15
+_MOST_NAMED, _MOST_NAME = 4, 120
 
 
 @dataclass
@@ -57,6 +60,7 @@ class CaseSamples:
         eager_wall: the same for eager.
         kernel: sums of kernel times (CUDA).
         kernel_names: total by kernel name.
+        origins: whose each of them is (``judge/attribution.py``).
         unseen: single calls on values never seen before.
         bound: credited times were raised to the judge's clock or to calls on unseen values.
         manipulated: the process reported less than half of what the judge's clock allows.
@@ -72,6 +76,7 @@ class CaseSamples:
     eager_wall: list[float] = field(default_factory=list)
     kernel: list[float] = field(default_factory=list)
     kernel_names: dict[str, float] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
     unseen: unseen.Samples | None = None
     bound: bool = False
     manipulated: bool = False
@@ -125,3 +130,18 @@ def manipulation(samples: CaseSamples) -> Violation | None:
             f"{samples.meanwhile.share:.0%} of a processor",
         )
     return None
+
+
+def foreign_compute(samples: CaseSamples, own: Collection[str]) -> Violation | None:
+    """Say whose each listed kernel is (``samples.origins``); PyTorch's compute in a timed call breaks a rule.
+
+    Args:
+        samples: of one case, with the kernels that CUPTI listed.
+        own: names that the candidate's library defines.
+    """
+    samples.origins = {kernel: origin_of(kernel, own) for kernel in samples.kernel_names}
+    found = torch_kernels(samples.kernel_names, own)
+    if not found:
+        return None
+    named = ", ".join(plain_text(name, _MOST_NAME) for name in found[:_MOST_NAMED])
+    return Violation(ViolationKind.TORCH_COMPUTE, f"a timed call launched kernels of PyTorch: {named}")

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from cuda_agent.backends.base import DeviceFacts
 from cuda_agent.config import Precision, Scope, Track
 from cuda_agent.judge.attempt import CaseProfile, Outcome
+from cuda_agent.judge.attribution import base_name, shares
 from cuda_agent.judge.devices import Place
+from cuda_agent.judge.evidence import CaseSamples
 from cuda_agent.judge.finding import Finding, Severity
 from cuda_agent.judge.reward import milestone
 from cuda_agent.judge.stats import ratio_interval, weighted_times
@@ -162,14 +164,19 @@ def _timing_notes(profiles: Sequence[CaseProfile], candidate: Times, compile_us:
         notes.append(f"more than {_SUSPICIOUS_SPEEDUP:.0f} x faster than torch.compile")
     for profile in profiles:
         if profile.samples.kernel_names:
-            notes.append(_kernel_share(profile.samples.kernel_names))
+            notes += _kernel_notes(profile.samples)
     return notes
 
 
-def _kernel_share(by_name: Mapping[str, float]) -> str:
+def _kernel_notes(samples: CaseSamples) -> list[str]:
+    """The largest kernels, and the share of GPU time by whose they are."""
+    by_name = samples.kernel_names
     total = sum(by_name.values()) or 1.0
     top = sorted(by_name.items(), key=lambda item: -item[1])[:4]
-    return "kernels: " + ", ".join(f"{name.split('(')[0][:60]} {us / total:.0%}" for name, us in top)
+    kernels = ", ".join(f"{base_name(name)[:60]} {us / total:.0%}" for name, us in top)
+    by_origin = shares(by_name, samples.origins)
+    origins = ", ".join(f"{origin} {share:.0%}" for origin, share in by_origin.items())
+    return [f"kernels: {kernels}", f"GPU time by origin, as the candidate's process lists it: {origins}"]
 
 
 def _intervals(profiles: Sequence[CaseProfile], weights: Sequence[float]) -> dict[str, list[float]] | None:

@@ -18,6 +18,7 @@ from cuda_agent.backends.base import Backend
 from cuda_agent.config import JudgeConfig, Scope, Track
 from cuda_agent.errors import CudaAgentError, InfrastructureError
 from cuda_agent.judge.attempt import Attempt, Built, Outcome
+from cuda_agent.judge.attribution import own_names
 from cuda_agent.judge.baseline import BaselineCache, Compiler
 from cuda_agent.judge.build import build
 from cuda_agent.judge.bystanders import open_watch
@@ -29,7 +30,7 @@ from cuda_agent.judge.processes import WorkerDied, WorkerError
 from cuda_agent.judge.reference import Reference
 from cuda_agent.judge.report import Verdict, failed_build, forbidden, from_fault, from_outcome
 from cuda_agent.judge.static import scan_sources
-from cuda_agent.judge.symbols import scan_library
+from cuda_agent.judge.symbols import defined_names, scan_library
 from cuda_agent.judge.verify import Subject
 from cuda_agent.pool.lease import attendance, lease
 from cuda_agent.result import Fault, Result, Stage
@@ -138,7 +139,7 @@ class JudgeSession:
         if (result := forbidden(findings)) is not None:
             return replace(result, seconds=seconds)
         notes = [f.detail for f in findings if f.severity is Severity.NOTE]
-        built = Built(folder, outcome.library)
+        built = Built(folder, outcome.library, own_names(defined_names(outcome.library)))
         if scope is Scope.BUILD:
             return replace(self._import_only(built), seconds=seconds, notes=tuple(notes))
         self._wait_ready()

@@ -121,6 +121,15 @@ def scan_library(path: Path, *, backend: str = "cuda") -> LibraryScan:
     )
 
 
+def defined_names(path: Path) -> frozenset[str]:
+    """Every symbol that a library defines, local ones too, mangled: its kernels' host functions among them.
+
+    Raises:
+        ValueError: not a 64-bit little-endian ELF file.
+    """
+    return frozenset(_read_elf(path.read_bytes(), (_SHT_DYNSYM, _SHT_SYMTAB))[1])
+
+
 def _violation(kind: ViolationKind, detail: str) -> Finding:
     return Finding(kind, Severity.VIOLATION, detail)
 
@@ -224,26 +233,28 @@ def _operator_names() -> frozenset[str]:
 
 # --- ELF (System V ABI, 64-bit little endian)
 
-_SHT_DYNAMIC, _SHT_DYNSYM, _DT_NEEDED = 6, 11, 1
+_SHT_SYMTAB, _SHT_DYNAMIC, _SHT_DYNSYM, _DT_NEEDED = 2, 6, 11, 1
 
 
-def _read_elf(data: bytes) -> tuple[set[str], set[str], tuple[str, ...]]:
-    """(undefined, defined, needed) of the dynamic section."""
+def _read_elf(
+    data: bytes, tables: tuple[int, ...] = (_SHT_DYNSYM,)
+) -> tuple[set[str], set[str], tuple[str, ...]]:
+    """(undefined, defined) of the symbol tables of these types, and needed of the dynamic section."""
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a 64-bit little-endian ELF file")
     try:
-        return _read_sections(data)
+        return _read_sections(data, tables)
     except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise ValueError(f"broken ELF file: {error}") from None
 
 
-def _read_sections(data: bytes) -> tuple[set[str], set[str], tuple[str, ...]]:
+def _read_sections(data: bytes, tables: tuple[int, ...]) -> tuple[set[str], set[str], tuple[str, ...]]:
     (table,) = struct.unpack_from("<Q", data, 0x28)
     size, count = struct.unpack_from("<HH", data, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + size * index) for index in range(count)]
     undefined, defined, needed = set[str](), set[str](), list[str]()
     for _, kind, _, _, offset, length, link, *_ in headers:
-        if kind == _SHT_DYNSYM:
+        if kind in tables:
             for place in range(offset, offset + length, 24):
                 name, _, _, section = struct.unpack_from("<IBBH", data, place)
                 (defined if section else undefined).add(_text(data, headers[link][4] + name))
