@@ -22,6 +22,7 @@ from cuda_agent.judge import exchange, probes
 from cuda_agent.judge.bandwidth import least_us
 from cuda_agent.judge.baseline import MAX_DRIFT, BaselineCache, Compiler
 from cuda_agent.judge.bystanders import Watch
+from cuda_agent.judge.channel import MAX_TEXT
 from cuda_agent.judge.evidence import CaseSamples, foreign_compute, manipulation
 from cuda_agent.judge.exchange import Block
 from cuda_agent.judge.profile import Profiler, TimedOutputWrong
@@ -40,6 +41,8 @@ from cuda_agent.result import Stage, Times, Violation, ViolationKind
 Say = Callable[[str], None]
 _PERTURBED_DRAWS = 2
 _PUBLIC_TIMING_SHARE = 0.2
+_MOST_SETTINGS = 8
+_SETTINGS_CHANGED = "the candidate changed settings of PyTorch (put back after each step)"
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,13 @@ class Attempt:
         Raises:
             WorkerError, WorkerDied: the candidate failed; ``outcome.stage`` says where.
         """
+        try:
+            return self._run(built, scope)
+        finally:
+            if changed := sorted(self._subject.candidate.settings)[:_MOST_SETTINGS]:
+                self.outcome.tally.note(f"{_SETTINGS_CHANGED}: {', '.join(changed)}"[:MAX_TEXT])
+
+    def _run(self, built: Built, scope: Scope) -> Outcome:
         outcome = self.outcome
         with self._phase("load"):
             self._load(built)

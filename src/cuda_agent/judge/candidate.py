@@ -16,6 +16,7 @@ from cuda_agent.judge.exchange import Block, Plan
 from cuda_agent.judge.processes import WorkerProcess, close_all
 from cuda_agent.sandbox.view import View
 
+_MOST_SETTINGS = 32
 _POISON = 0xFF  # every float of these bytes is NaN
 
 
@@ -46,6 +47,9 @@ class Candidate:
     """One candidate in a process of its own.
 
     Every method may raise WorkerError (its code raised) or WorkerDied (its process ended).
+
+    Attributes:
+        settings: PyTorch's settings that its code changed, and its process put back, as it says.
     """
 
     def __init__(self, config: JudgeConfig, place: Place) -> None:
@@ -59,6 +63,7 @@ class Candidate:
         )
         self._slots: dict[str, Block] = {}
         self._settled = False
+        self.settings: set[str] = set()
 
     def is_alive(self) -> bool:
         """Whether the process still runs."""
@@ -245,6 +250,8 @@ class Candidate:
     def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
         answer, fds = self._worker.ask(op, limit_s=self._config.run_limit_s, **fields)
         close_all(fds)  # a candidate's process has none to give
+        with reading(op):
+            self.settings |= set(texts_of(answer.get("settings", []))[:_MOST_SETTINGS])
         return answer
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ import torch
 from cuda_agent.judge import exchange
 from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.judge.guard import ComputeGuard
+from cuda_agent.judge.settings import Settings
 from cuda_agent.judge.thread_watch import ThreadWatch
 from cuda_agent.judge.timing import kernel_times, make_timer, run_burst, time_calls, time_released
 from cuda_agent.judge.worker import (
@@ -43,6 +44,7 @@ class CandidateWorker(Worker):
     def __init__(self) -> None:
         super().__init__(connect())
         self.model: Any = None
+        self.settings: Settings | None = None
         self.held: dict[str, Any] = {}
         self.timed: list[tuple[int, Any]] = []
         self.handlers |= {
@@ -61,7 +63,13 @@ class CandidateWorker(Worker):
     def _settle(self, message: Mapping[str, Any]) -> dict[str, Any]:
         self.device = message["device"]
         settle(self.device, message["num_threads"])
+        self.settings = Settings()
         return {}
+
+    def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """As every worker; settings that the candidate's code changed meanwhile are put back, and named."""
+        answer = super()._answer(message)
+        return answer if self.settings is None else {**answer, "settings": self.settings.put_back()}
 
     # -- loading ------------------------------------------------------------------------------
 
