@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +32,30 @@ def test_a_tree_comes_back_as_it_was() -> None:
     for a, b in zip(leaves(value), leaves(back), strict=True):
         assert a.dtype is b.dtype and a.shape == b.shape and torch.equal(a, b)
     assert back["rest"][1][1:] == [None, 1, 0.1, "name", torch.float32]
+
+
+def shared_memory() -> list[str]:
+    """What of our shared memory this process has open: one entry for each descriptor."""
+    links = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return [target for path in links if "memfd:cuda-agent" in (target := str(path.readlink()))]
+
+
+def test_a_block_leaves_no_descriptor_closed_or_dropped() -> None:
+    before = len(shared_memory())
+    block = Block(64, device="cpu")
+    view = read(describe(torch.arange(4)), block, copy=False)
+    assert len(shared_memory()) == before + 2  # the block's, and the map's
+    block.close()
+    block.close()
+    assert len(shared_memory()) == before + 1
+    view += 1  # still mapped: a tensor lies in it
+    del view
+    assert len(shared_memory()) == before
+    dropped = Block(64, device="cpu")
+    del dropped
+    with pytest.raises(OSError, match="shorter"):
+        Block(1 << 20, device="cpu", fd=os.memfd_create("cuda-agent"))
+    assert len(shared_memory()) == before
 
 
 @pytest.mark.parametrize(

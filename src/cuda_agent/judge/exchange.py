@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,11 @@ class NotExchangeable(Exception):
 
 
 class Block:
-    """Shared memory of ``nbytes`` bytes, host or device; closing it invalidates its tensors."""
+    """Shared memory of ``nbytes`` bytes, host or device; closing it invalidates its tensors.
+
+    The descriptor of host memory is closed with the block, also when that is dropped unclosed; the memory
+    goes when no tensor lies in it any more.
+    """
 
     def __init__(self, nbytes: int, *, device: str, fd: int | None = None) -> None:
         """Create a block, or open the one behind ``fd`` (ownership passes to the block).
@@ -44,6 +49,7 @@ class Block:
         self.device = device
         self._memory: DeviceMemory | None = None
         self._fd = -1
+        self._close_fd: Callable[[], object] = int  # nothing to close yet
         if device == "cpu":
             self._open_host(fd)
         else:
@@ -51,15 +57,15 @@ class Block:
 
     def _open_host(self, fd: int | None) -> None:
         size = max(1, self.nbytes)
+        self._fd = os.memfd_create("cuda-agent") if fd is None else fd
+        self._close_fd = weakref.finalize(self, os.close, self._fd)
         if fd is None:
-            fd = os.memfd_create("cuda-agent")
-            os.ftruncate(fd, size)
+            os.ftruncate(self._fd, size)
         elif os.fstat(fd).st_size < size:
-            os.close(fd)
+            self._close_fd()
             raise OSError("shared memory is shorter than its description")
-        self._fd = fd
-        self._map = mmap.mmap(fd, size)
-        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        # The map, which has a descriptor of its own, belongs to the tensors in it alone.
+        self.bytes = torch.frombuffer(mmap.mmap(self._fd, size), dtype=torch.uint8)
 
     def _open_device(self, fd: int | None) -> None:
         index = torch.device(self.device).index or 0
@@ -80,9 +86,8 @@ class Block:
         if self._memory is not None:
             torch.cuda.synchronize()
             self._memory.close()
-        elif self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._close_fd()
+        self._fd = -1
 
     def __enter__(self) -> Block:
         return self
