@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,12 @@ from candidates import KERNEL, TASK, write_candidate
 
 from cuda_agent.config import Device, JudgeConfig, Scope
 from cuda_agent.judge import JudgeSession, processes
+from cuda_agent.judge import build as builds
 from cuda_agent.judge import session as judge_session
 from cuda_agent.judge.candidate import Candidate
 from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.judge.processes import WorkerError
-from cuda_agent.result import Fault, Result
+from cuda_agent.result import Fault, Result, Stage
 from cuda_agent.sandbox import process as sandbox_process
 from cuda_agent.sandbox.isolation import Isolation, isolation
 from cuda_agent.workspace.snapshot import freeze
@@ -121,13 +123,14 @@ def test_faults_of_a_candidate_cost_that_candidate_only(session: JudgeSession, t
     [
         ("for (volatile int k = 0;; ++k) {}", {Fault.TIME_OUT}),
         ("__builtin_trap();", {Fault.CRASH}),
+        ("__builtin_abort();", {Fault.CRASH}),
         ("*(volatile int*)8 = 1;", {Fault.CRASH}),
         (
             "volatile char big[64 << 20]; for (long k = (64 << 20) - 1; k >= 0; k -= 4096) big[k] = 1;",
             {Fault.CRASH},
         ),
     ],
-    ids=["loop", "abort", "segfault", "stack"],
+    ids=["loop", "trap", "abort", "segfault", "stack"],
 )
 def test_a_crash_or_hang_is_a_fault(
     session: JudgeSession, tmp_path: Path, before: str, faults: set[Fault]
@@ -158,6 +161,30 @@ def test_ten_gigabytes_written_do_not_reach_the_disk(session: JudgeSession, tmp_
     """
     refused(verify(session, tmp_path / "big", kernel(write, SYSTEM_CALL)), Fault.CRASH, Fault.OUT_OF_MEMORY)
     assert free - os.statvfs("/").f_bavail < (GIB >> 1) // os.statvfs("/").f_frsize
+
+
+TEMPLATE_BOMB = """
+template <int depth, long index> struct Bomb {
+    Bomb<depth - 1, 2 * index> left;
+    Bomb<depth - 1, 2 * index + 1> right;
+};
+template <long index> struct Bomb<0, index> { char last; };
+static Bomb<40, 1> bomb;
+"""
+
+
+@isolated
+@pytest.mark.slow
+def test_a_compiler_that_eats_all_memory_ends_in_a_message(
+    session: JudgeSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = freeze(write_candidate(tmp_path / "bomb", kernel=kernel("", TEMPLATE_BOMB)))
+    with monkeypatch.context() as patch:
+        patch.setattr(builds, "_LIMITS", replace(builds._LIMITS, memory_bytes=GIB))
+        bomb = session.judge(frozen, Scope.FULL)
+    assert (bomb.stage, bomb.correct, bomb.reward, bomb.infrastructure) == (Stage.BUILD, False, -1, None)
+    assert "memory" in bomb.detail, bomb.detail
+    assert verify(session, tmp_path / "honest", KERNEL).correct is True
 
 
 def _kill_worker(script: str, mapped: bytes, stop: threading.Event) -> None:
@@ -225,7 +252,7 @@ with JudgeSession(TASK, CONFIG) as session:
 
 
 @isolated
-def test_a_killed_judge_leaves_no_process(tmp_path: Path) -> None:
+def test_a_killed_judge_leaves_no_process_and_the_next_one_judges(tmp_path: Path) -> None:
     here = Path(__file__).resolve().parent
     code = JUDGE.format(path=[str(here), str(here.parent / "judge")], folder=str(tmp_path))
     judge = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -235,6 +262,8 @@ def test_a_killed_judge_leaves_no_process(tmp_path: Path) -> None:
     judge.wait()
     judge.stdout.close()
     assert not sandboxed()
+    with JudgeSession(TASK, CONFIG) as session:  # the dead one's lease is free, its cache is whole
+        assert verify(session, tmp_path / "next", KERNEL).correct is True
 
 
 def _wait_until(happened: Callable[[], bool]) -> None:

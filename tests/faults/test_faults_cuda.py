@@ -7,30 +7,23 @@ from collections.abc import Iterator
 import pytest
 import torch
 from candidates import TASK
-from cuda_candidates import KERNEL, candidate
+from cuda_candidates import DEVICE_FAULTS, candidate, first_on_device, first_on_host
 
 from cuda_agent.config import Device, JudgeConfig, Scope
 from cuda_agent.judge import JudgeSession
+from cuda_agent.judge.devices import Place
 from cuda_agent.result import Fault
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
 ]
-_FIRST = "    for (long i = blockIdx.x"
-_LAUNCH = "    scaled_relu<<<"
 FAULTS = {
-    "illegal": KERNEL.replace(_FIRST, "    *(volatile int*)8 = 1;\n" + _FIRST, 1),
-    "misaligned": KERNEL.replace(
-        _FIRST, "    *(volatile int4*)((char*)y + 4) = int4{};\n" + _FIRST, 1
-    ).replace("volatile int4*", "int4*"),
-    "assert": "#include <cassert>\n" + KERNEL.replace(_FIRST, "    assert(rows < 0);\n" + _FIRST, 1),
-    "endless": KERNEL.replace(_FIRST, "    while (*(volatile long*)&rows >= 0) {}\n" + _FIRST, 1),
-    "device memory": KERNEL.replace(
-        _LAUNCH,
+    **DEVICE_FAULTS,
+    "endless": first_on_device("while (*(volatile long*)&rows >= 0) {}"),
+    "device memory": first_on_host(
         "    for (void* p; cudaMalloc(&p, 1ul << 30) == cudaSuccess;) cudaMemsetAsync(p, 0, 1ul << 30);\n"
-        "    __builtin_trap();\n" + _LAUNCH,
-        1,
+        "    __builtin_trap();"
     ),
 }
 
@@ -48,3 +41,18 @@ def test_a_device_fault_costs_one_candidate(session: JudgeSession, name: str) ->
     assert (result.correct, result.infrastructure, result.violations) == (False, None, ()), result.to_json()
     assert isinstance(result.fault, Fault)
     assert session.judge(candidate(), Scope.VERIFY).correct is True
+
+
+def test_a_gpu_that_goes_is_taken_out_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one verdict to the next no fresh process finds the device any more."""
+    config = JudgeConfig(device=Device.CUDA, timing_budget_s=1.0, run_limit_s=20.0)
+    with JudgeSession(TASK, config) as session:
+        assert session.judge(candidate(), Scope.VERIFY).correct is True
+        hidden = {**session.place.worker_env(config), "CUDA_VISIBLE_DEVICES": ""}
+        monkeypatch.setattr(Place, "worker_env", lambda *_, **__: hidden)
+        assert session.judge(candidate(), Scope.VERIFY).correct is True  # its process was there before
+        lost = session.judge(candidate(), Scope.VERIFY)
+        after = session.judge(candidate(), Scope.VERIFY)
+    for result in (lost, after):
+        assert (result.correct, result.reward, result.fault) == (None, None, None), result.to_json()
+        assert result.infrastructure is not None and "out of use" in result.infrastructure

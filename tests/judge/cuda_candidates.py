@@ -39,6 +39,27 @@ extern "C" void run_kernel(float* y, const float* x, const float* scale, const f
 }
 """
 
+_FIRST = "    for (long i = blockIdx.x"
+_LAUNCH = "    scaled_relu<<<"
+
+
+def first_on_device(statement: str) -> str:
+    """The kernel, with a statement that every thread runs first."""
+    return KERNEL.replace(_FIRST, f"    {statement}\n{_FIRST}", 1)
+
+
+def first_on_host(statements: str) -> str:
+    """The kernel, with statements before its launch."""
+    return KERNEL.replace(_LAUNCH, f"{statements}\n{_LAUNCH}", 1)
+
+
+DEVICE_FAULTS = {
+    "illegal": first_on_device("*(volatile int*)8 = 1;"),
+    "misaligned": first_on_device("*(int4*)((char*)y + 4) = int4{};"),
+    "assert": "#include <cassert>\n" + first_on_device("assert(rows < 0);"),
+}
+"""Kernels that end their process's context at once, by what is wrong with them."""
+
 FORWARD = """        y = torch.empty_like(x)
         cuda_extension.run(y, x, self.scale, self.shift)
         return y
