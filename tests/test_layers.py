@@ -14,7 +14,7 @@ LAYERS = (
     ("config", "errors", "result", "signature", "task", "trajectory"),
     ("backends", "examples", "pool.lease", "runtime", "sandbox", "tasks"),
     ("generation", "models", "skills"),
-    ("workspace.layout", "workspace.opening", "workspace.scaffold", "workspace.snapshot"),
+    ("workspace.layout", "workspace.light", "workspace.opening", "workspace.scaffold", "workspace.snapshot"),
     ("judge",),
     ("workspace",),
     ("pool", "serve"),

@@ -30,6 +30,7 @@ from cuda_agent.judge.compile_errors import summarise
 from cuda_agent.judge.object_cache import ObjectStore, object_key
 from cuda_agent.sandbox.process import Limits, Process, clean_env, spawn
 from cuda_agent.sandbox.view import View
+from cuda_agent.workspace.light import LightFormError, public_form
 from cuda_agent.workspace.snapshot import KERNEL_DIR, Snapshot
 
 LIBRARY = "cuda_extension.so"
@@ -118,6 +119,7 @@ def fixed_files() -> dict[str, bytes]:
 def _build(snapshot: Snapshot, backend: Backend, track: Track, folder: Path, deadline: float) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
+    snapshot = _with_binding(snapshot, backend)
     snapshot.write(folder)
     files = {**snapshot.files, **fixed_files()}
     for name in FIXED_SOURCES:
@@ -139,6 +141,14 @@ def _build(snapshot: Snapshot, backend: Backend, track: Track, folder: Path, dea
     if pending:
         store.prune()
     return library
+
+
+def _with_binding(snapshot: Snapshot, backend: Backend) -> Snapshot:
+    """A candidate in light form with the binding that we write for it; another as it is."""
+    try:
+        return public_form(snapshot) if backend.name == "cuda" else snapshot
+    except LightFormError as error:
+        raise _Failed(f"{error}") from None
 
 
 def _store() -> ObjectStore:

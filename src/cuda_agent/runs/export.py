@@ -30,6 +30,7 @@ from cuda_agent.runs.run_folder import RunFolder, writing
 from cuda_agent.runs.settings import OptimizeSettings
 from cuda_agent.runs.summary import format_times
 from cuda_agent.task import Task
+from cuda_agent.workspace.light import public_form
 from cuda_agent.workspace.snapshot import freeze
 
 # Module of ours -> its name in the package.
@@ -169,7 +170,7 @@ def export_package(folder: Path, *, out: Path | None = None, name: str | None = 
         package = target / names.module
         for asset, source in task.assets.items():
             (package / asset).write_bytes(source.read_bytes())
-        freeze(run.candidate).write(package / "candidate")
+        public_form(freeze(run.candidate)).write(package / "candidate")
         for fixed, data in fixed_files().items():
             (package / "candidate" / fixed).write_bytes(data)
     return target
