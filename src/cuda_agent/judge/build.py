@@ -10,13 +10,14 @@ sandbox are for that.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
 import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path, PurePosixPath
@@ -28,7 +29,9 @@ from cuda_agent.config import Track, cache_dir
 from cuda_agent.errors import InfrastructureError
 from cuda_agent.judge.compile_errors import summarise
 from cuda_agent.judge.object_cache import ObjectStore, object_key
+from cuda_agent.judge.precompiled import HeaderStore, header_text
 from cuda_agent.sandbox.process import Limits, Process, clean_env, spawn
+from cuda_agent.sandbox.scratch import Scratch
 from cuda_agent.sandbox.view import View
 from cuda_agent.workspace.light import LightFormError, public_form
 from cuda_agent.workspace.snapshot import KERNEL_DIR, Snapshot
@@ -36,6 +39,7 @@ from cuda_agent.workspace.snapshot import KERNEL_DIR, Snapshot
 LIBRARY = "cuda_extension.so"
 FIXED_SOURCES = ("binding.cpp", "binding_registry.h")
 _POLL_S = 0.01
+_HEADER_LIMIT_S = 300.0
 _LEAST_FREE_BYTES = 64 << 20
 # A binding with PyTorch's headers takes about 1.2 GiB; cicc on large templates several times that.
 _BYTES_PER_JOB = 1536 << 20
@@ -70,12 +74,26 @@ class BuildOutcome:
 
 @dataclass
 class _Job:
-    """One compiler at work: ``temporary`` becomes ``final`` when it succeeds."""
+    """One compiler at work: the step's output becomes ``final`` when it succeeds.
+
+    With ``header``, a precompiled one is read first; when it fails, the step is run again without.
+    """
 
     step: CompileStep
     final: Path
     log: Path
     process: Process
+    header: Path | None
+    started: float
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A source to compile, the cache's place for its object, and a precompiled header to read first."""
+
+    step: CompileStep
+    final: Path
+    header: Path | None
 
 
 class _Failed(Exception):
@@ -100,7 +118,7 @@ def build(
     """
     started = time.monotonic()
     try:
-        library = _build(snapshot, backend, track, folder, started + limit_s)
+        library = _build(snapshot, backend, track, folder, limit_s)
     except _Failed as failure:
         return BuildOutcome(False, None, str(failure), time.monotonic() - started, failure.timed_out)
     except OSError as error:
@@ -116,7 +134,7 @@ def fixed_files() -> dict[str, bytes]:
     return {name: (root / name).read_bytes() for name in FIXED_SOURCES}
 
 
-def _build(snapshot: Snapshot, backend: Backend, track: Track, folder: Path, deadline: float) -> Path:
+def _build(snapshot: Snapshot, backend: Backend, track: Track, folder: Path, limit_s: float) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
     snapshot = _with_binding(snapshot, backend)
@@ -127,7 +145,7 @@ def _build(snapshot: Snapshot, backend: Backend, track: Track, folder: Path, dea
     sources = ["binding.cpp", *_kernel_sources(snapshot, backend)]
     store = _store()
     objects: list[Path] = []
-    pending: list[tuple[CompileStep, Path]] = []
+    pending: list[_Pending] = []
     for source in sources:
         draft = backend.compile_step(folder / source, Path("OUTPUT"), root=folder, track=track)
         final = store.path(object_key(source, files, draft, backend.fingerprint()))
@@ -135,8 +153,8 @@ def _build(snapshot: Snapshot, backend: Backend, track: Track, folder: Path, dea
         if not store.has(final):
             output = folder / f".{uuid.uuid4().hex}.o"  # the compilers' user cannot write the cache
             step = backend.compile_step(folder / source, output, root=folder, track=track)
-            pending.append((step, final))
-    _compile_all(pending, folder, deadline)
+            pending.append(_Pending(step, final, _header(source, files, backend, track)))
+    deadline = _compile_all(pending, folder, time.monotonic() + limit_s)
     library = _link(backend, objects, folder, deadline)
     if pending:
         store.prune()
@@ -155,6 +173,41 @@ def _store() -> ObjectStore:
     return ObjectStore(cache_dir() / "objects")
 
 
+def _headers() -> HeaderStore:
+    return HeaderStore(cache_dir() / "headers")
+
+
+def _header(source: str, files: Mapping[str, bytes], backend: Backend, track: Track) -> Path | None:
+    """The precompiled header for a host source; making one is our own work, outside any candidate's limit."""
+    cxx = toolchain.find_cxx()
+    is_gcc = cxx is not None and "Free Software Foundation" in toolchain.compiler_version(cxx)
+    is_ours = source in FIXED_SOURCES  # compiled once, then in the cache
+    text = header_text(source, files) if source.endswith(".cpp") and is_gcc and not is_ours else None
+    if text is None:
+        return None
+    step = backend.compile_step(Path("/header.hpp"), Path("OUTPUT"), root=Path("/"), track=track)
+    store = _headers()
+    key = store.key(text, step.argv, backend.fingerprint())
+    return store.find(key, text, functools.partial(_compile_header, backend, track))
+
+
+def _compile_header(backend: Backend, track: Track, header: Path, output: Path) -> bool:
+    """In a sandbox and a folder that hold nothing else; the compiler's user cannot write the cache."""
+    with Scratch() as folder:
+        copy, made = folder / header.name, folder / output.name
+        shutil.copyfile(header, copy)
+        step = backend.compile_step(copy, made, root=folder, track=track)
+        with (folder / "log").open("wb") as log:
+            process = _spawn(step.argv, folder, log, time.monotonic() + _HEADER_LIMIT_S)
+            try:
+                status = process.wait(_HEADER_LIMIT_S)
+            finally:
+                process.kill_group()
+        if status == 0:
+            shutil.copyfile(made, output)
+        return status == 0
+
+
 def _kernel_sources(snapshot: Snapshot, backend: Backend) -> list[str]:
     names = []
     for name in sorted(snapshot.files):
@@ -169,19 +222,27 @@ def _kernel_sources(snapshot: Snapshot, backend: Backend) -> list[str]:
     return names
 
 
-def _compile_all(pending: Sequence[tuple[CompileStep, Path]], folder: Path, deadline: float) -> None:
-    """Run the compilers side by side; every object that is made is kept, whatever the others do."""
+def _compile_all(pending: Sequence[_Pending], folder: Path, deadline: float) -> float:
+    """Run the compilers side by side; every object that is made is kept, whatever the others do.
+
+    Returns:
+        The deadline, later by what attempts with a precompiled header took that were made again without.
+    """
     waiting = list(pending)
     running: list[_Job] = []
     logs: list[str] = []
     try:
         while waiting or running:
             while waiting and len(running) < _num_jobs():
-                step, final = waiting.pop(0)
-                running.append(_start(step, final, folder, deadline))
+                running.append(_start(waiting.pop(0), folder, deadline))
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
-                logs.append(_finish(job, folder))
+                log = _finish(job, folder)
+                if log and job.header is not None:  # what the candidate is told comes from a plain compile
+                    deadline += time.monotonic() - job.started
+                    waiting.append(_Pending(job.step, job.final, None))
+                else:
+                    logs.append(log)
             if running and time.monotonic() > deadline:
                 raise _too_long([str(job.step.source.relative_to(folder)) for job in running])
             if running:
@@ -193,6 +254,7 @@ def _compile_all(pending: Sequence[tuple[CompileStep, Path]], folder: Path, dead
     if any(logs):
         _check_disk("\n".join(logs), folder)
         raise _Failed(summarise("\n".join(filter(None, logs)), root=folder))
+    return deadline
 
 
 def _num_jobs() -> int:
@@ -204,13 +266,15 @@ def _num_jobs() -> int:
     return max(1, min(cores, most))
 
 
-def _start(step: CompileStep, final: Path, folder: Path, deadline: float) -> _Job:
+def _start(pending: _Pending, folder: Path, deadline: float) -> _Job:
+    step, header = pending.step, pending.header
     log = folder / f".{uuid.uuid4().hex}.log"
-    argv = (*step.argv, "-MD", "-MF", f"{step.output}.d")
+    first = ("-include", str(header)) if header else ()
+    argv = (step.argv[0], *first, *step.argv[1:], "-MD", "-MF", f"{step.output}.d")
     with log.open("wb") as stream:
         # Both streams: nvcc writes some errors to stdout.
         process = _spawn(argv, folder, stream, deadline)
-    return _Job(step, final, log, process)
+    return _Job(step, pending.final, log, process, header, time.monotonic())
 
 
 def _spawn(argv: Sequence[str], folder: Path, log: IO[bytes], deadline: float) -> Process:
@@ -221,7 +285,7 @@ def _spawn(argv: Sequence[str], folder: Path, log: IO[bytes], deadline: float) -
     limits = replace(_LIMITS, cpu_s=int(max(0.0, deadline - time.monotonic())) + 2)
     env = clean_env({"LC_ALL": "C"})
     # One user for all compilers of a build: they share its folder.
-    read = (_store().root, *_toolchain_roots())
+    read = (_store().root, _headers().root, *_toolchain_roots())
     view = View(write=(folder,), read=read, user=f"build {folder}")
     return spawn(argv, cwd=folder, env=env, limits=limits, view=view, stdout=log, stderr=subprocess.STDOUT)
 
@@ -258,7 +322,7 @@ def _dependencies(path: Path) -> list[str]:
 
 def _foreign(names: Sequence[str], folder: Path) -> str | None:
     """The first file that is neither the candidate's nor the toolchain's."""
-    allowed = [folder, *_toolchain_roots()]
+    allowed = [folder, _headers().root.resolve(), *_toolchain_roots()]
     for name in names:
         path = (folder / name).resolve()
         if not any(path.is_relative_to(root) for root in allowed):

@@ -53,11 +53,12 @@ def _included(source: str, files: Mapping[str, bytes]) -> set[str]:
         if _ANY_INCLUDE.search(_INCLUDE.sub(b"", text)):
             return set(files)
         for target in plain:
-            waiting += _resolve(name, target.decode(errors="replace"), files)
+            waiting += resolve_include(name, target.decode(errors="replace"), files)
     return used
 
 
-def _resolve(includer: str, target: str, files: Mapping[str, bytes]) -> Iterator[str]:
+def resolve_include(includer: str, target: str, files: Mapping[str, bytes]) -> Iterator[str]:
+    """Workspace files that a quoted include may mean: beside the includer, then at the root."""
     for base in (str(PurePosixPath(includer).parent), "."):
         name = os.path.normpath(f"{base}/{target}")
         if name in files:
