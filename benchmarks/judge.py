@@ -38,6 +38,7 @@ from cuda_agent.pool.contract import JobState, JudgeRequest
 from cuda_agent.pool.local import LocalPool, PoolConfig
 from cuda_agent.workspace.snapshot import Snapshot
 
+WARM_UP_LIMIT_S = 300.0
 PHASES = ("compile", "verify", "profile")
 # "wait" is for processes that import torch while the candidate compiles.
 OURS = {"build": "compile", "load": "verify", "verify": "verify", "profile": "profile"}
@@ -149,11 +150,11 @@ def phases(device: Device, config: JudgeConfig, asked: argparse.Namespace) -> di
     ended = "all"
     with JudgeSession(pool_benchmark.task(device), config) as session:
         # Baselines are measured by the first; precompiled headers are made by the second.
-        for number in range(2):
+        for number in range(asked.warm_up):
             warm_up.append(_judged(session, different(device, number)))
         warm_s = sum(row["total"] for row in warm_up)
         deadline += warm_s
-        for number in range(2, 2 + asked.candidates):
+        for number in range(asked.warm_up, asked.warm_up + asked.candidates):
             snapshot = different(device, number)
             ours.append(_judged(session, snapshot))
             try:
@@ -200,7 +201,7 @@ def throughput(device: Device, config: JudgeConfig, asked: argparse.Namespace) -
 
         start = time.monotonic()
         first = submit(0)
-        _wait(pool, [first], start + asked.seconds)
+        _wait(pool, [first], start + WARM_UP_LIMIT_S)
         warm_s = time.monotonic() - start
         start = time.monotonic()
         jobs = [submit(number) for number in range(1, asked.jobs + 1)]
@@ -261,6 +262,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="limit of each part, warm-up not counted")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--candidates", type=int, default=5, help="of the phases")
+    parser.add_argument("--warm-up", type=int, default=2, help="candidates judged before the phases")
     parser.add_argument("--jobs", type=int, default=100, help="of the throughput")
     parser.add_argument("--callers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=50)
