@@ -271,7 +271,10 @@ def main() -> int:
     asked = parser.parse_args()
     device = Device(asked.device)
     config = JudgeConfig(device=device, timing_budget_s=asked.timing_budget_s)
-    figures: dict[str, Any] = {"about": _about(device), "settings": {**vars(asked), "out": str(asked.out)}}
+    figures: dict[str, Any] = {
+        "about": _about(device),
+        "settings": {k: v for k, v in vars(asked).items() if k != "out"},
+    }
     failed = False
     for name in asked.parts:
         try:
