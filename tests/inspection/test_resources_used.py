@@ -49,6 +49,8 @@ def test_ncu_pages_are_read_and_silence_is_named():
     assert parse_ncu("==ERROR== no permission to use counters\n") == [
         "ncu gave no numbers: ==ERROR== no permission to use counters"
     ]
+    unfinished = NCU.replace("3.5", "nan").replace('"12"', '"nan"')
+    assert parse_ncu(unfinished) == ["scale: nothing measured: it did not run to its end"]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on the path")

@@ -140,13 +140,18 @@ def parse_ncu(text: str) -> list[str]:
     if len(rows) < 2:
         tail = [line for line in text.splitlines() if line.strip()][-2:]
         return [f"ncu gave no numbers: {' '.join(tail)}" if tail else "ncu gave no numbers"]
-    units, kernels = rows[0], rows[1:]
-    return [f"{row['Kernel Name'].split('(')[0]}: {', '.join(_measured(row, units))}" for row in kernels]
+    return [_kernel_line(row, units=rows[0]) for row in rows[1:]]
+
+
+def _kernel_line(row: dict[str, str], units: dict[str, str]) -> str:
+    measured = ", ".join(_measured(row, units)) or "nothing measured: it did not run to its end"
+    return f"{row['Kernel Name'].split('(')[0]}: {measured}"
 
 
 def _measured(row: dict[str, str], units: dict[str, str]) -> Iterator[str]:
     for metric, label in _METRICS.items():
-        if value := row.get(metric):
+        value = row.get(metric)
+        if value and value != "nan":
             unit = units.get(metric, "")
             yield f"{label} {value}" + (f" {unit}" if unit and "%" not in label else "")
 
