@@ -24,7 +24,7 @@ def test_fused_attention_equals_plain_with_gradients() -> None:
     bounds = torch.tensor([0, 300, 301, 900], device="cuda", dtype=torch.int32)
     outputs = []
     for dtype in (torch.float32, torch.bfloat16):
-        inputs = [x.to(dtype).requires_grad_() for x in rows]
+        inputs = [x.detach().clone().to(dtype).requires_grad_() for x in rows]
         y, _ = packed_attention(
             torch.nn.Module(), *inputs, cu_seq_lens_q=bounds, max_length_q=599, scaling=64**-0.5
         )
