@@ -92,12 +92,12 @@ def test_nucleus_and_temperature_report_what_was_drawn_from(engine: SlotEngine, 
 
 def test_the_next_turn_feeds_only_what_is_new(engine: SlotEngine, model: Any) -> None:
     first = engine.generate([request(PROMPTS[3], max_tokens=10, seed=5)])[0]
-    fed = engine.num_fed
+    fed = engine.use.num_fed
     second_prompt = (*PROMPTS[3], *first.ids, 1, 2, 3)
     other = request(PROMPTS[0], max_tokens=4, seed=6)
     second, _ = engine.generate([request(second_prompt, max_tokens=10, temperature=0.0), other])
     assert second.num_reused == len(PROMPTS[3]) + 9  # the last token was drawn, never fed
-    assert engine.num_fed - fed == 4 + len(PROMPTS[0])
+    assert engine.use.num_fed - fed == 4 + len(PROMPTS[0])
     assert list(second.ids) == greedy_ids(model, second_prompt, 10)
 
 

@@ -10,6 +10,7 @@ import torch
 from small_models import small_model
 
 from cuda_agent.rl.config_file import parse_config
+from cuda_agent.rl.run_log import UNREPEATABLE
 from cuda_agent.rl.training_config import TrainConfig
 
 TASK = """import torch
@@ -77,7 +78,7 @@ def config_of(root: Path, **tables: dict[str, Any]) -> TrainConfig:
 def curve(stage: Path) -> list[dict[str, Any]]:
     """Metrics of a stage, without what the clock says."""
     lines = (stage / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if k not in UNREPEATABLE} for line in lines]
 
 
 def _defaults(root: Path) -> dict[str, dict[str, Any]]:

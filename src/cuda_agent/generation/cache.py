@@ -58,6 +58,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         values[one, :, self._start : self._end] = value_states
         return keys[one, :, : self._end], values[one, :, : self._end]
 
+    def free(self) -> None:
+        """Let go of the memory; no pass may follow."""
+        self.keys, self.values = [], []
+
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  (transformers' signature)
         """Tokens before the pass; positions are given to the model, so nothing depends on it."""
         return self._start

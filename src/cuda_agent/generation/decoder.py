@@ -89,6 +89,11 @@ class Decoder:
         if self._graphs:
             self._graphs.clear()
 
+    def free(self) -> None:
+        """Let go of the slots' memory and the graphs; no pass may follow."""
+        self._graphs = None
+        self._cache.free()
+
     def _read_length(self, needed: int) -> int:
         length = _FIRST_LENGTH
         while length < needed:
@@ -109,7 +114,8 @@ class Decoder:
                 self._decode_pass(length)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Only this thread's calls matter to the capture; others may ask the device something meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             logits = self._decode_pass(length)
         return graph, logits
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,23 @@ from cuda_agent.generation.sampling import Dice, draw
 
 _TAIL = 64
 """Tokens decoded at the end of a completion when it is searched for stop strings; more for longer strings."""
+
+
+@dataclass
+class EngineUse:
+    """Work of an engine since it was made.
+
+    Attributes:
+        num_fed: prompt tokens fed, reused ones not counted.
+        num_reused: prompt tokens whose keys and values were still there.
+        num_sampled: tokens drawn.
+        seconds: with a completion under way.
+    """
+
+    num_fed: int = 0
+    num_reused: int = 0
+    num_sampled: int = 0
+    seconds: float = 0.0
 
 
 @dataclass
@@ -54,6 +72,8 @@ class SlotEngine:
         num_slots: completions at once.
         length: longest context, tokens; the memory of all slots is taken at once.
         graphs: CUDA graphs for decode, where the model is on CUDA.
+        exact: each completion in passes of its own, its whole prompt fed anew: slower, but then no bit of its
+            numbers depends on what is generated beside it (on a CPU; a GPU sums in no fixed order).
         policy_version: version of the weights.
 
     Raises:
@@ -68,13 +88,14 @@ class SlotEngine:
         num_slots: int = 16,
         length: int = 8192,
         graphs: bool = True,
+        exact: bool = False,
         policy_version: str = "",
     ) -> None:
         if num_slots < 1:
             raise UsageError(f"{num_slots} slots", "Give 1 or more.")
         limit = getattr(model.config, "max_position_embeddings", None) or length
         self._length = min(length, int(limit))
-        self._tokenizer = tokenizer
+        self._tokenizer, self._device, self._exact = tokenizer, model.device, exact
         self.policy_version = policy_version
         self._decoder = Decoder(model, num_slots=num_slots, length=self._length, graphs=graphs)
         self._slots = [_Slot(number) for number in range(num_slots)]
@@ -84,8 +105,8 @@ class SlotEngine:
         """Held during one step: the weights do not change within it."""
         self._closed = threading.Event()
         self._admission = threading.Lock()
-        self.num_fed = 0
-        """Prompt tokens fed so far, reused ones not counted."""
+        self.use = EngineUse()
+        """What was done so far."""
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
         self._thread.start()
 
@@ -124,7 +145,7 @@ class SlotEngine:
             self.policy_version = policy_version
 
     def close(self) -> None:
-        """End the thread; what is under way fails. May run twice."""
+        """End the thread and free the slots' memory; what is under way fails. May run twice."""
         with self._admission:
             self._closed.set()
             self._waiting.put(None)
@@ -134,16 +155,24 @@ class SlotEngine:
     # -- the thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        on_device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
         try:
-            while not self._closed.is_set():
-                idle = all(slot.job is None for slot in self._slots)
-                first = self._waiting.get() if idle else None
-                with self._passes:
-                    self._step(first)
+            with on_device:  # a new thread begins on the first one
+                self._serve()
         finally:
             with self._admission:
                 self._closed.set()
             self._abandon()
+            self._decoder.free()
+
+    def _serve(self) -> None:
+        while not self._closed.is_set():
+            idle = all(slot.job is None for slot in self._slots)
+            first = self._waiting.get() if idle else None
+            with self._passes:
+                started = time.monotonic()
+                self._step(first)
+                self.use.seconds += time.monotonic() - started
 
     def _step(self, first: _Job | None) -> None:
         try:
@@ -167,14 +196,15 @@ class SlotEngine:
             return
         prompt = job.request.prompt_ids
         free = [slot for slot in self._slots if slot.job is None]
-        shared = {slot.number: _common(slot.cached, prompt) for slot in free}
+        shared = {slot.number: 0 if self._exact else _common(slot.cached, prompt) for slot in free}
         # Among slots that share nothing of use, the one that nobody used for longest.
         slot = max(free, key=lambda s: (shared[s.number], -s.last_used))
         job.num_reused = min(shared[slot.number], len(prompt) - 1)  # the last is fed: its logits are wanted
         slot.job, slot.cached, slot.last_used = job, [], next(self._clock)
         new = prompt[job.num_reused :]
         logits = self._decoder.prefill(slot.number, job.num_reused, new)
-        self.num_fed += len(new)
+        self.use.num_fed += len(new)
+        self.use.num_reused += job.num_reused
         slot.cached = list(prompt)
         self._take([slot], logits[None])
 
@@ -182,16 +212,28 @@ class SlotEngine:
         active = [slot for slot in self._slots if slot.job is not None]
         if not active:
             return
+        if self._exact:
+            self._decode_alone(active)
+            return
         fed = [(s.number, len(s.cached), s.job.ids[-1]) for s in active if s.job is not None]
         logits = self._decoder.decode(fed)
         for slot, (_, _, token) in zip(active, fed, strict=True):
             slot.cached.append(token)
         self._take(active, logits[[slot.number for slot in active]])
 
+    def _decode_alone(self, active: Sequence[_Slot]) -> None:
+        for slot in active:
+            assert slot.job is not None  # active
+            token = slot.job.ids[-1]
+            logits = self._decoder.prefill(slot.number, len(slot.cached), [token])
+            slot.cached.append(token)
+            self._take([slot], logits[None])
+
     def _take(self, slots: Sequence[_Slot], logits: torch.Tensor) -> None:
         """Draw a token for each slot; end those that are done."""
         jobs = [slot.job for slot in slots if slot.job is not None]
         ids, logprobs = draw(logits, [job.request.params for job in jobs], [job.dice for job in jobs])
+        self.use.num_sampled += len(ids)
         for slot, job, token, logprob in zip(slots, jobs, ids, logprobs, strict=True):
             job.ids.append(token)
             job.logprobs.append(logprob)

@@ -32,7 +32,7 @@ from cuda_agent.trajectory import Ending, Header, Observation, TrajectoryWriter,
 from cuda_agent.workspace.snapshot import Snapshot, freeze
 
 PolicyFactory = Callable[[int], Policy]
-"""A policy of the weights as they are now, sampling from a seed."""
+"""A policy of the weights as they are now, sampling from a seed; called while the device's lease is held."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ class Collector:
             return earlier
         shutil.rmtree(draw.folder, ignore_errors=True)
         draw.folder.mkdir(parents=True)
-        policy = Gated(policies(draw.seed), self._gate)
+        with self._gate.generating():  # it may take the device's memory
+            made = policies(draw.seed)
+        policy = Gated(made, self._gate)
         try:
             if self._config.rollout.level is Level.WORKSPACE and limits.max_turns > 1:
                 answer = self._in_workspace(draw, limits, policy)

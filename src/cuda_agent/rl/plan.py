@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cuda_agent.rl.training_config import Level, PhaseConfig, TrainConfig
+from cuda_agent.rl.training_config import EngineKind, Level, PhaseConfig, TrainConfig
 
 _GIB = 2**30
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -27,12 +27,14 @@ class ModelSize:
     Attributes:
         weights: number, the vocabulary's included.
         layers, hidden, vocabulary: as in ``config.json``.
+        cached: numbers that a layer keeps of a token, keys and values.
     """
 
     weights: int
     layers: int
     hidden: int
     vocabulary: int
+    cached: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,15 @@ def memory_gib(config: TrainConfig, size: ModelSize, longest: int) -> dict[str, 
     return {name: number / _GIB for name, number in parts.items()}
 
 
+def slots_gib(config: TrainConfig, size: ModelSize, context: int) -> float:
+    """Keys and values of the engine's slots, GiB; free again before an update. 0 without the engine."""
+    if config.generation.engine is not EngineKind.SLOTS:
+        return 0.0
+    slots = config.generation.slots or config.rollout.parallel
+    # One token more: the scratch column.
+    return slots * (context + 1) * size.layers * size.cached * _BYTES[config.model.dtype] / _GIB
+
+
 def model_size(path: Path) -> ModelSize | None:
     """Sizes from a model's ``config.json``; ``None`` where there is none."""
     try:
@@ -103,12 +114,14 @@ def model_size(path: Path) -> ModelSize | None:
         hidden, layers = int(data["hidden_size"]), int(data["num_hidden_layers"])
         inner, vocabulary = int(data["intermediate_size"]), int(data["vocab_size"])
         heads = int(data["num_attention_heads"])
+        width = int(data.get("head_dim") or hidden // heads)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    grouped = int(data.get("num_key_value_heads", heads)) / heads
+    groups = int(data.get("num_key_value_heads", heads))
+    grouped = groups / heads
     layer = hidden * hidden * (2 + 2 * grouped) + 3 * hidden * inner
     embeddings = vocabulary * hidden * (1 if data.get("tie_word_embeddings", True) else 2)
-    return ModelSize(int(layers * layer + embeddings), layers, hidden, vocabulary)
+    return ModelSize(int(layers * layer + embeddings), layers, hidden, vocabulary, 2 * groups * width)
 
 
 def plan_text(config: TrainConfig) -> str:
@@ -130,6 +143,7 @@ def plan_text(config: TrainConfig) -> str:
         parts = memory_gib(config, size, max(p.longest for p in rows))
         shown = ", ".join(f"{name} {number:.1f}" for name, number in parts.items())
         lines.append(f"memory of an update, about {sum(parts.values()):.1f} GiB: {shown}")
+        lines.append(_sampling_memory(config, size, parts["weights"]))
     rates = config.plan
     lines.append(
         f"reckoned with {rates.judged_per_minute:g} verdicts a minute, {rates.decode_tokens_per_s:g} "
@@ -139,6 +153,18 @@ def plan_text(config: TrainConfig) -> str:
     if config.deviations:
         lines.append(f"{len(config.deviations)} deviations from the paper, each with its reason in the file")
     return "\n".join(lines)
+
+
+def _sampling_memory(config: TrainConfig, size: ModelSize, weights: float) -> str:
+    if config.generation.engine is not EngineKind.SLOTS:
+        return "memory of sampling: weights, and a cache for each episode (generation.engine is plain)"
+    slots = config.generation.slots or config.rollout.parallel
+    stages = (("warmup", config.warmup), ("collect", config.collect), ("ppo", config.agentic))
+    shown = ", ".join(
+        f"{name} {slots_gib(config, size, stage.context):.1f} ({stage.context} tokens each)"
+        for name, stage in stages
+    )
+    return f"memory of sampling, freed before an update: weights {weights:.1f}, {slots} slots, GiB: {shown}"
 
 
 def _phase(name: str, config: TrainConfig, phase: PhaseConfig) -> Phase:

@@ -13,7 +13,7 @@ from cuda_agent.errors import UsageError
 from cuda_agent.rl.guards import Alarm
 from cuda_agent.runs.run_folder import write_text
 
-UNREPEATABLE = ("seconds",)
+UNREPEATABLE = ("seconds", "timing")
 """Keys of a row that differ between two runs of the same thing."""
 
 

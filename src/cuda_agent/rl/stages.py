@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -16,9 +17,6 @@ from typing import Any
 
 import torch
 
-from cuda_agent.agent.policies.local import LocalPolicy
-from cuda_agent.agent.policies.options import PolicyOptions, ToolFormat
-from cuda_agent.agent.policy import Policy
 from cuda_agent.errors import UsageError
 from cuda_agent.rl.batches import Built, Episode, build
 from cuda_agent.rl.checkpoints import load_file
@@ -26,6 +24,7 @@ from cuda_agent.rl.curriculum import draw
 from cuda_agent.rl.demonstrations import demonstrations
 from cuda_agent.rl.episodes import Collector, Draw, Limits, seed_of, whole_episode
 from cuda_agent.rl.networks import NetworkOptions, load_networks
+from cuda_agent.rl.policies import RolloutPolicies
 from cuda_agent.rl.rft_filter import Rules, filter_episodes
 from cuda_agent.rl.rollouts import Rollout
 from cuda_agent.rl.run_log import RunLog
@@ -136,12 +135,12 @@ class Training:
             )
             for number in range(config.trajectories)
         ]
-        episodes = self._episodes(
+        episodes, timing = self._episodes(
             draws, Limits(config.max_turns, config.context), trainer, tokenizer, version="warmup"
         )
         built = build(episodes, reward=self._config.judge.reward)
         self._samples(StageName.COLLECT, episodes, 0)
-        facts = {"step": 0, **episode_facts(episodes, built)}
+        facts = {"step": 0, **episode_facts(episodes, built), "timing": timing}
         RunLog(folder).cut(0)
         RunLog(folder).append(facts)
         self._say(
@@ -228,9 +227,9 @@ class Training:
                 for index, task in enumerate(task for task in drawn for _ in range(phase.samples))
             ]
             version = f"{name}-{number}-{carried.rollbacks}"
-            episodes = self._episodes(draws, limits, trainer, tokenizer, version=version)
+            episodes, timing = self._episodes(draws, limits, trainer, tokenizer, version=version)
             built = self._built(episodes, single, trainer, tokenizer)
-            facts = episode_facts(episodes, built)
+            facts = {**episode_facts(episodes, built), "timing": timing}
             self._samples(name, episodes, number)
             note_rates(carried, built)
             if not built.rollouts:
@@ -238,9 +237,10 @@ class Training:
             if number == 0:
                 self._first_critic(name, trainer, built)
             critic_only = number < phase.critic_only_steps
-            return facts | trainer.ppo_step(
-                built.rollouts, seed=seed_of(*place, "split"), critic_only=critic_only
-            )
+            started = time.monotonic()
+            facts |= trainer.ppo_step(built.rollouts, seed=seed_of(*place, "split"), critic_only=critic_only)
+            timing["update_s"] = time.monotonic() - started
+            return facts
 
         loop.run(phase.steps, step)
 
@@ -260,21 +260,16 @@ class Training:
 
     def _episodes(
         self, draws: Sequence[Draw], limits: Limits, trainer: Trainer, tokenizer: Any, *, version: str
-    ) -> list[Episode]:
+    ) -> tuple[list[Episode], dict[str, float]]:
+        """Episodes, and where their time went."""
+        started = time.monotonic()
         collector = Collector(self._config, self._scorer)
-        policies = functools.partial(self._policy, trainer, tokenizer, version)
-        return collector.collect(draws, limits, policies)
-
-    def _policy(self, trainer: Trainer, tokenizer: Any, version: str, seed: int) -> Policy:
-        options = PolicyOptions(
-            temperature=1.0,
-            top_p=1.0,
-            max_tokens=self._config.rollout.max_answer,
-            tool_format=ToolFormat.AUTO,
-            seed=seed,
-            policy_version=version,
-        )
-        return LocalPolicy.from_model(trainer.networks.model, tokenizer, options=options, name="training")
+        model = trainer.networks.model
+        with RolloutPolicies(
+            model, tokenizer, self._config, context=limits.context, version=version
+        ) as policies:
+            episodes = collector.collect(draws, limits, policies)
+        return episodes, {"episodes_s": time.monotonic() - started, **policies.facts()}
 
     def _fit(
         self, name: StageName, trainer: Trainer, rollouts: Sequence[Rollout], *, epochs: int, batch: int

@@ -39,6 +39,16 @@ def _in(low: float, high: float = float("inf"), *, default: Any) -> Any:
     return field(default=default, metadata={"low": low, "high": high})
 
 
+class EngineKind(StrEnum):
+    """What samples.
+
+    ``SLOTS``: one engine for all episodes, batched. ``PLAIN``: the model alone, each episode by itself.
+    """
+
+    SLOTS = "slots"
+    PLAIN = "plain"
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """``[model]``."""
@@ -101,6 +111,19 @@ class RolloutConfig:
     """Longest episode, seconds; 0: none. What the clock ends is dropped."""
     temperature: float = _in(1, 1, default=1.0)
     """1: anything else would sample from a distribution that the trainer does not compute."""
+
+
+@dataclass(frozen=True)
+class GenerationTable:
+    """``[generation]``: what samples the episodes; a slot holds the longest context of the stage."""
+
+    engine: EngineKind = EngineKind.SLOTS
+    slots: int = _in(0, 4096, default=0)
+    """Completions at once; 0: as many as ``rollout.parallel``."""
+    cuda_graphs: bool = True
+    """Decode as CUDA graphs."""
+    exact_on_cpu: bool = True
+    """On a CPU, each completion in passes of its own: a continued run equals an unbroken one to the bit."""
 
 
 @dataclass(frozen=True)
@@ -251,6 +274,7 @@ class TrainConfig:
     tasks: TasksConfig = field(default_factory=TasksConfig)
     judge: JudgeTable = field(default_factory=JudgeTable)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    generation: GenerationTable = field(default_factory=GenerationTable)
     ppo: PpoTable = field(default_factory=PpoTable)
     sft: SftConfig = field(default_factory=SftConfig)
     warmup: PhaseConfig = field(default_factory=lambda: PhaseConfig(critic_only_steps=5))
