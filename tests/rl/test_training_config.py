@@ -11,7 +11,7 @@ import pytest
 
 from cuda_agent.errors import UsageError
 from cuda_agent.rl.config_file import load_config, parse_config
-from cuda_agent.rl.plan import ModelSize, memory_gib, phases, plan_text
+from cuda_agent.rl.plan import ModelSize, memory_gib, phases, plan_text, slots_gib
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # arXiv 2602.24286, sections 3 and 4: everything that is stated there and has a setting here.
@@ -73,6 +73,7 @@ def test_small_toml_lists_every_deviation_and_no_other() -> None:
         ({"ppo": {"whiten": "yes"}}, "ppo.whiten is 'yes'. It must be true or false"),
         ({"ppo": {"clip_low": 1.5}}, "ppo.clip_low is 1.5. It must be between"),
         ({"run": {"keep": 0}}, "run.keep is 0. It must be at least 1"),
+        ({"generation": {"engine": "vllm"}}, "generation.engine is 'vllm'. Choose one of: slots, plain"),
         ({"ppo": {"ratio": "both"}}, "ppo.ratio is 'both'. Choose one of: sampler, decoupled"),
         ({"judge": {"track": "fast"}}, "judge.track is 'fast'. Choose one of: matched, paper"),
         ({"model": {"dtype": "int8"}}, "model.dtype is 'int8'"),
@@ -115,6 +116,16 @@ def test_plan_of_memory_grows_with_what_is_trained() -> None:
     assert whole["weights"] == pytest.approx(2 * adapters["weights"])
     assert whole["optimisers and gradients"] > 20 * adapters["optimisers and gradients"]
     assert adapters["logits"] < 2
+
+
+def test_plan_of_sampling_is_that_of_the_slots() -> None:
+    size = ModelSize(weights=494_000_000, layers=24, hidden=896, vocabulary=151_936, cached=256)
+    small = load_config(CONFIGS / "small.toml")
+    # 32 slots of 8,192 tokens and one: 24 layers, keys and values of two heads of 64, bfloat16.
+    assert slots_gib(small, size, 8192) == pytest.approx(32 * 8193 * 24 * 256 * 2 / 2**30)
+    few = parse_config({"generation": {"slots": 4}, "rollout": {"parallel": 32}})
+    assert slots_gib(few, size, 8192) == pytest.approx(slots_gib(small, size, 8192) / 8)
+    assert slots_gib(parse_config({"generation": {"engine": "plain"}}), size, 8192) == 0
 
 
 def test_plan_runs_without_torch_and_without_a_model() -> None:
