@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from cuda_agent.errors import UsageError
 from cuda_agent.rl import attention, lora
+from cuda_agent.rl.ranks import this_rank
 from cuda_agent.rl.rollouts import PackedRollouts
+from cuda_agent.rl.sharding import load_whole, shard, whole_state
 from cuda_agent.rl.vocabulary import ROWS, head_logprobs
 
 ACTOR, CRITIC = "actor", "critic"
@@ -30,6 +32,8 @@ class NetworkOptions:
         checkpointing: layers are run again in the backward pass instead of kept.
         rows: rows of logits in memory at a time.
         with_critic: ``False`` for stages and arms without one.
+        shard: spread all weights over the ranks of torch.distributed (FSDP2; ``rank`` 0 only: adapters and
+            their backbone stay whole on every rank).
     """
 
     rank: int = 16
@@ -37,6 +41,7 @@ class NetworkOptions:
     checkpointing: bool = True
     rows: int = ROWS
     with_critic: bool = True
+    shard: bool = False
 
 
 class Networks(nn.Module):  # type: ignore[misc]
@@ -48,7 +53,7 @@ class Networks(nn.Module):  # type: ignore[misc]
         model: causal language model of transformers; becomes part of this, with packed attention.
 
     Raises:
-        UsageError: it attends within a sliding window, or its layers cannot be adapted.
+        UsageError: it attends within a sliding window, or its layers cannot be adapted or sharded.
     """
 
     def __init__(self, model: Any, options: NetworkOptions) -> None:
@@ -76,6 +81,9 @@ class Networks(nn.Module):  # type: ignore[misc]
         if options.checkpointing:
             for network in filter(None, (model, self._critic)):
                 network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self._actor = _Actor(model, options.rows)
+        if options.shard:
+            self._shard()
 
     # -- what is computed ------------------------------------------------------------------------------
 
@@ -103,33 +111,15 @@ class Networks(nn.Module):  # type: ignore[misc]
         if not self.options.with_critic:
             raise UsageError("these networks have no critic")
         decoder = self.model.base_model if self._critic is None else self._critic
-        hidden = self._hidden(decoder, batch, CRITIC if self.options.rank else None)
+        with lora.adapter(decoder, CRITIC if self.options.rank else None):
+            hidden = _hidden(decoder, batch)
         values: Tensor = self.value_head(batch.before_acted(hidden).float())
         return values[:, 0]
 
     def _logprobs(self, batch: PackedRollouts, name: str | None) -> tuple[Tensor, Tensor]:
-        hidden = batch.before_acted(self._hidden(self.model.base_model, batch, name))
-        head = self.model.get_output_embeddings()
-        return head_logprobs(
-            hidden, head.weight, batch.acted_ids, bias=getattr(head, "bias", None), rows=self.options.rows
-        )
-
-    def _hidden(self, decoder: Any, batch: PackedRollouts, name: str | None) -> Tensor:
-        """[N, H]."""
-        bounds = batch.offsets.int()
-        longest = int(batch.lengths.max())
-        with lora.adapter(decoder, name):
-            out = decoder(
-                input_ids=batch.token_ids[None],
-                position_ids=batch.positions[None],
-                use_cache=False,
-                cu_seq_lens_q=bounds,
-                cu_seq_lens_k=bounds,
-                max_length_q=longest,
-                max_length_k=longest,
-            )
-        hidden: Tensor = out.last_hidden_state[0]
-        return hidden
+        with lora.adapter(self.model.base_model, name):
+            result: tuple[Tensor, Tensor] = self._actor(batch)
+        return result
 
     @contextlib.contextmanager
     def backward_of(self, name: str) -> Iterator[None]:
@@ -179,15 +169,18 @@ class Networks(nn.Module):  # type: ignore[misc]
         self.value_head.bias.fill_(mean_outcome)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Everything that training changes: ``actor``, ``critic``, ``value_head``."""
+        """Everything that training changes: ``actor``, ``critic``, ``value_head``.
+
+        Tensors are whole. Of sharded weights rank 0 alone has them, and all ranks must call.
+        """
         decoder = self.model.base_model
         found = {"value_head": self.value_head.state_dict()}
         if self.options.rank:
             names = (ACTOR, CRITIC) if self.options.with_critic else (ACTOR,)
             return {**found, **{name: lora.adapter_state(decoder, name) for name in names}}
-        found[ACTOR] = self.model.state_dict()
+        found[ACTOR] = whole_state(self.model)
         if self._critic is not None:
-            found[CRITIC] = self._critic.state_dict()
+            found[CRITIC] = whole_state(self._critic)
         return found
 
     def load(self, state: dict[str, dict[str, Tensor]]) -> None:
@@ -199,16 +192,62 @@ class Networks(nn.Module):  # type: ignore[misc]
             if self.options.rank:
                 lora.load_adapter_state(decoder, name, state[name])
             else:
-                (self.model if name == ACTOR else self._critic).load_state_dict(state[name])
+                load_whole(self.model if name == ACTOR else self._critic, state[name])
         self.value_head.load_state_dict(state["value_head"])
 
     def save_actor(self, folder: Path) -> None:
-        """Write the actor for other programs: an adapter as PEFT does, or the whole model."""
+        """Write the actor for other programs: an adapter as PEFT does, or the whole model.
+
+        Rank 0 writes; all ranks must call.
+        """
+        whole = whole_state(self.model) if self.options.shard else None
+        if this_rank():
+            return
         if self.options.rank:
             # Of the whole model, not of its decoder: PEFT's names begin there.
             lora.save_adapter(self.model, ACTOR, folder, rank=self.options.rank, alpha=self.options.alpha)
         else:
-            self.model.save_pretrained(folder)
+            self.model.save_pretrained(folder, state_dict=whole)
+
+    def _shard(self) -> None:
+        if self.options.rank:
+            raise UsageError("adapters are not sharded", "Train all weights (rank = 0), or without sharding.")
+        shard(self._actor, self.model.base_model)
+        if self._critic is not None:
+            shard(self._critic, self._critic)
+
+
+class _Actor(nn.Module):  # type: ignore[misc]
+    """One pass from ids to log-probabilities: what a sharded actor is gathered for."""
+
+    def __init__(self, model: Any, rows: int) -> None:
+        super().__init__()
+        self.model, self.rows = model, rows
+
+    def forward(self, batch: PackedRollouts) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each acted token: [M] each."""
+        hidden = batch.before_acted(_hidden(self.model.base_model, batch))
+        head = self.model.get_output_embeddings()
+        return head_logprobs(
+            hidden, head.weight, batch.acted_ids, bias=getattr(head, "bias", None), rows=self.rows
+        )
+
+
+def _hidden(decoder: Any, batch: PackedRollouts) -> Tensor:
+    """[N, H]."""
+    bounds = batch.offsets.int()
+    longest = int(batch.lengths.max())
+    out = decoder(
+        input_ids=batch.token_ids[None],
+        position_ids=batch.positions[None],
+        use_cache=False,
+        cu_seq_lens_q=bounds,
+        cu_seq_lens_k=bounds,
+        max_length_q=longest,
+        max_length_k=longest,
+    )
+    hidden: Tensor = out.last_hidden_state[0]
+    return hidden
 
 
 def check_model(model: Any) -> None:

@@ -33,6 +33,16 @@ class Sums:
         found = {**self.losses, **means, **self.largest, **self.smallest, "tokens": self.count}
         return {name: float(value) for name, value in found.items()}
 
+    def nothing(self) -> Sums:
+        """The same names with no token counted: adds nothing to others."""
+        return Sums(
+            torch.zeros_like(self.count),
+            {name: torch.zeros_like(total) for name, total in self.totals.items()},
+            {name: torch.zeros_like(loss) for name, loss in self.losses.items()},
+            {name: torch.full_like(extreme, -torch.inf) for name, extreme in self.largest.items()},
+            {name: torch.full_like(extreme, torch.inf) for name, extreme in self.smallest.items()},
+        )
+
     def across_ranks(self) -> Sums:
         """Over all ranks, where torch.distributed runs; else unchanged."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -45,16 +55,6 @@ class Sums:
             _reduced(self.largest, operations.MAX),
             _reduced(self.smallest, operations.MIN),
         )
-
-
-def over_ranks(number: int) -> int:
-    """The sum of a number over all ranks, where torch.distributed runs; else the number."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return number
-    backend = torch.distributed.get_backend()
-    total = torch.tensor(number, device="cuda" if backend == "nccl" else "cpu")
-    torch.distributed.all_reduce(total)
-    return int(total)
 
 
 def add(parts: Sequence[Sums]) -> Sums:

@@ -30,10 +30,14 @@ from cuda_agent.rl.ppo import (
     estimate,
     minibatches,
 )
+from cuda_agent.rl.ranks import check_same_batch, divide, num_ranks, sum_over_ranks, this_rank
 from cuda_agent.rl.rollouts import PackedRollouts, Rollout, pack, spread
-from cuda_agent.rl.statistics import Sums, add, over_ranks
+from cuda_agent.rl.statistics import Sums, add
 
 Metrics = dict[str, float]
+
+_NOTHING = Rollout("", token_ids=(0, 0), acted=(False, True), logprobs=(0.0, 0.0), turns=(0, 0), outcome=0.0)
+"""What an empty pass runs on."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,10 @@ class TrainerOptions:
 class Trainer:
     """Networks and their optimisers.
 
-    Where torch.distributed runs, every rank has the same weights and as many rollouts of its own: gradients
-    are summed, whitening and metrics span all ranks, and the update is that of the whole batch on one.
+    Where torch.distributed runs, every rank makes the same calls with the whole batch: the trainer divides
+    the forward passes, gradients are summed, and updates and metrics are those of one process, within
+    rounding. Minibatches do not depend on the number of ranks, so a state goes on at any. Weights are whole
+    on every rank or sharded (``NetworkOptions.shard``).
 
     Args:
         networks: changed in place.
@@ -83,6 +89,8 @@ class Trainer:
         self.actor = MasterAdamW(networks.actor_weights(), lr=options.actor_lr, weight_decay=decay)
         self.critic = MasterAdamW(networks.critic_weights(), lr=options.critic_lr, weight_decay=decay)
         self.device = networks.model.device
+        self._empty = pack([_NOTHING]).to(self.device)
+        self._first = torch.zeros(1, dtype=torch.int64, device=self.device)
 
     def ppo_step(self, rollouts: Sequence[Rollout], *, seed: int, critic_only: bool = False) -> Metrics:
         """All updates from one rollout batch.
@@ -95,7 +103,7 @@ class Trainer:
             Metrics of the losses, ``explained_variance`` (before the update, so on trajectories that the
             critic has not seen), ``actor_norm``, ``critic_norm``, ``gap...``.
         """
-        batch = pack(rollouts).to(self.device)
+        batch = self._packed(rollouts)
         recomputed, entropies = self._over(batch, self.networks.logprobs)
         metrics: Metrics = {"entropy": float(entropies.double().mean())}
         reference = None
@@ -124,8 +132,8 @@ class Trainer:
 
     def nll_step(self, rollouts: Sequence[Rollout]) -> Metrics:
         """One update towards the acted tokens."""
-        batch = pack(rollouts).to(self.device)
-        count = over_ranks(batch.num_trajectories)
+        batch = self._packed(rollouts)
+        count = batch.num_trajectories
         shares = token_shares(batch.acted_lengths)
         if self.options.sum_tokens:
             shares = torch.ones_like(shares)
@@ -139,7 +147,7 @@ class Trainer:
 
     def value_step(self, rollouts: Sequence[Rollout]) -> Metrics:
         """One update of the critic alone, towards its targets as they are now."""
-        batch = pack(rollouts).to(self.device)
+        batch = self._packed(rollouts)
         estimates = self._estimates(batch)
         return self._critic_update(batch, torch.arange(batch.num_trajectories), estimates)
 
@@ -157,7 +165,7 @@ class Trainer:
 
     def values_of(self, rollouts: Sequence[Rollout]) -> tuple[PackedRollouts, Tensor]:
         """A batch and V before each of its acted tokens [M], without gradient."""
-        batch = pack(rollouts).to(self.device)
+        batch = self._packed(rollouts)
         (values,) = self._over(batch, lambda part: (self.networks.values(part),))
         return batch, values
 
@@ -167,7 +175,10 @@ class Trainer:
         return self._critic_facts(batch, values)["explained_variance"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights that are trained, and optimisers."""
+        """Weights that are trained, and optimisers, as whole tensors.
+
+        All ranks must call; of sharded weights rank 0 alone has the numbers, and it is the one to write them.
+        """
         return {
             "networks": self.networks.state(),
             "actor": self.actor.state_dict(),
@@ -208,7 +219,7 @@ class Trainer:
     def _actor_update(
         self, batch: PackedRollouts, part: Tensor, terms: ActorTerms, reference: Tensor | None
     ) -> Metrics:
-        options, count = self.options, over_ranks(len(part))
+        options, count = self.options, len(part)
 
         def loss(some: PackedRollouts, index: Tensor) -> tuple[Tensor, Sums]:
             logprobs, entropies = self.networks.logprobs(some)
@@ -231,7 +242,7 @@ class Trainer:
         return metrics | {"actor_norm": self.actor.step(max_norm=options.max_grad_norm)}
 
     def _critic_update(self, batch: PackedRollouts, part: Tensor, estimates: Estimates) -> Metrics:
-        count = over_ranks(len(part))
+        count = len(part)
 
         def loss(some: PackedRollouts, index: Tensor) -> tuple[Tensor, Sums]:
             values = self.networks.values(some)
@@ -249,11 +260,19 @@ class Trainer:
         name: str,
         loss: Callable[[PackedRollouts, Tensor], tuple[Tensor, Sums]],
     ) -> Metrics:
-        """Gradients of a minibatch, summed over forward passes of bounded size."""
+        """Gradients of a minibatch, summed over this rank's forward passes, each of bounded size.
+
+        A rank that has fewer passes than others makes empty ones, of weight 0: a sharded network is gathered
+        by all ranks at once.
+        """
         found = []
-        for some in self._chunks(batch, part):
+        for some in self._passes(batch, part):
             with self.networks.backward_of(name):
-                total, sums = loss(batch.select(some), batch.acted_of(some))
+                if some is None:
+                    total, sums = loss(self._empty, self._first)
+                    total, sums = 0.0 * total, sums.nothing()
+                else:
+                    total, sums = loss(batch.select(some), batch.acted_of(some))
                 total.backward()
             found.append(sums)
         return add(found).across_ranks().means()
@@ -265,25 +284,32 @@ class Trainer:
     def _over(
         self, batch: PackedRollouts, compute: Callable[[PackedRollouts], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
-        """Outputs [M] over a whole batch without gradient, in passes of bounded size."""
-        everything = torch.arange(batch.num_trajectories)
+        """Outputs [M] over a whole batch without gradient, from the passes of all ranks."""
+        whole: tuple[Tensor, ...] = ()
         with torch.no_grad():
-            parts = [compute(batch.select(some)) for some in self._chunks(batch, everything)]
-        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+            for some in self._passes(batch, torch.arange(batch.num_trajectories)):
+                columns = compute(self._empty if some is None else batch.select(some))
+                whole = whole or tuple(column.new_zeros(batch.acted_ids.numel()) for column in columns)
+                for column, into in zip(columns, whole, strict=True):
+                    if some is not None:
+                        into[batch.acted_of(some)] = column
+        return tuple(sum_over_ranks(column) for column in whole)
 
-    def _chunks(self, batch: PackedRollouts, trajectories: Tensor) -> Iterator[Tensor]:
-        """Trajectories in order, as many at a time as ``max_tokens`` allows."""
-        chunk: list[int] = []
-        size = 0
-        lengths = batch.lengths.tolist()
-        for one in trajectories.tolist():
-            if chunk and size + lengths[one] > self.options.max_tokens:
-                yield torch.tensor(chunk, device=self.device)
-                chunk, size = [], 0
-            chunk.append(one)
-            size += lengths[one]
-        if chunk:
-            yield torch.tensor(chunk, device=self.device)
+    def _passes(self, batch: PackedRollouts, trajectories: Tensor) -> Iterator[Tensor | None]:
+        """This rank's forward passes, as many as every other's; ``None`` is an empty one."""
+        division = divide(
+            batch.lengths.tolist(),
+            trajectories.tolist(),
+            max_tokens=self.options.max_tokens,
+            num_ranks=num_ranks(),
+        )
+        for some in division[this_rank()]:
+            yield torch.tensor(some, device=self.device) if some else None
+
+    def _packed(self, rollouts: Sequence[Rollout]) -> PackedRollouts:
+        batch = pack(rollouts).to(self.device)
+        check_same_batch(batch)
+        return batch
 
     def _critic_facts(self, batch: PackedRollouts, values: Tensor) -> Metrics:
         outcomes = spread(batch.outcomes, batch.acted_lengths)
