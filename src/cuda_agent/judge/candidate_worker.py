@@ -21,6 +21,7 @@ import torch
 from cuda_agent.judge import exchange
 from cuda_agent.judge.failure_kind import FailureKind
 from cuda_agent.judge.guard import ComputeGuard
+from cuda_agent.judge.kept_inputs import KeptInputs
 from cuda_agent.judge.settings import Settings
 from cuda_agent.judge.thread_watch import ThreadWatch
 from cuda_agent.judge.timing import kernel_times, make_timer, run_burst, time_calls, time_released
@@ -45,6 +46,7 @@ class CandidateWorker(Worker):
         super().__init__(connect())
         self.model: Any = None
         self.settings: Settings | None = None
+        self.inputs = KeptInputs()
         self.held: dict[str, Any] = {}
         self.timed: list[tuple[int, Any]] = []
         self.handlers |= {
@@ -112,9 +114,14 @@ class CandidateWorker(Worker):
 
     def _inputs(self, message: Mapping[str, Any]) -> list[Any]:
         return [
-            exchange.read(plan, self.slots[slot], device=self.device, copy=False)
+            self.inputs.of(slot, self.slots[slot], plan, self.device)
             for slot, plan in zip(message["slots"], message["plans"], strict=True)
         ]
+
+    def _map(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        for slot in message["slots"]:
+            self.inputs.forget(slot["name"])  # tensors over a block that goes would keep its memory
+        return super()._map(message)
 
     def _run(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """One call under the guard; output bytes at return and again after a delay."""
