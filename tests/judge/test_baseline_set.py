@@ -77,6 +77,35 @@ def test_work_of_a_linear_layer_and_of_a_convolution():
     assert conv["conv_flops"] == 2 * 2 * 5 * 8 * 8 * 27 and conv["matmul_flops"] == 0
 
 
+class _Calls(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class _First(_Calls):
+    def forward(self, x):
+        return self.function(x)[0]
+
+
+def test_work_of_a_recurrent_layer():
+    """Four gates of 4 units over 5 features and 4 states, at 7 steps of 3 sequences."""
+    expected = 2 * (7 * 3) * (4 * 4) * (5 + 4)
+    lstm = torch.nn.LSTM(5, 4)
+    assert count_work(_First(lstm), [torch.randn(7, 3, 5)])["conv_flops"] == expected
+    x, state = torch.empty(7, 3, 5, device="meta"), torch.empty(1, 3, 4, device="meta")
+    weights = list(lstm.to("meta").parameters())
+
+    def cudnn(x):
+        settings = (2, 4, 0, 1, False, 0.0, False, False, [], None)  # an LSTM of one layer, one way
+        return torch.ops.aten._cudnn_rnn(x, weights, 4, None, state, state, *settings)[0]
+
+    assert count_work(_Calls(cudnn), [x])["conv_flops"] == expected
+
+
 def test_the_roofline_by_hand():
     """4 MB at 4 TB/s is 1 us; 600 MFLOP of products at 60 TFLOP/s is 10 us, of convolutions in TF32 less."""
     counts = [{"num_bytes": 4e6, "matmul_flops": 600e6, "conv_flops": 0.0}]

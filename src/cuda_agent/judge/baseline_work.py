@@ -21,25 +21,46 @@ def count_work(model: torch.nn.Module, inputs: Sequence[Any]) -> Counts:
     """Bytes and floating-point operations of one call.
 
     Bytes are those of inputs, parameters, buffers and outputs, each counted once: what a kernel that reads
-    all of them cannot avoid. Operations are those of matrix products, attention and convolutions as eager
-    does them; algebra may need fewer.
+    all of them cannot avoid. Operations are those of matrix products, attention, convolutions and recurrent
+    layers as eager does them; algebra may need fewer.
 
     Returns:
-        ``num_bytes``, ``matmul_flops``, ``conv_flops``.
+        ``num_bytes``, ``matmul_flops``, ``conv_flops`` (all of cuDNN's kinds, recurrent layers too).
     """
     from torch.utils.flop_counter import FlopCounterMode
 
     from cuda_agent.judge.floor import tensor_bytes
 
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=_recurrent()) as counter:
         outputs = model(*inputs)
     flops = {str(op): float(num) for op, num in counter.get_flop_counts().get("Global", {}).items()}
-    conv = sum(num for op, num in flops.items() if "conv" in op)
+    conv = sum(num for op, num in flops.items() if "conv" in op or "rnn" in op)
     return {
         "num_bytes": float(tensor_bytes([list(inputs), dict(model.state_dict()), outputs])),
         "matmul_flops": sum(flops.values()) - conv,
         "conv_flops": float(conv),
     }
+
+
+def _recurrent() -> dict[Any, Any]:
+    """Counters of the recurrent operators that PyTorch's own leaves out, by operator."""
+    import torch
+
+    def cudnn(x: torch.Tensor, weights: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
+        return _recurrent_flops(x, weights)
+
+    def mkldnn(x: torch.Tensor, *rest: Any, **_: Any) -> int:
+        return _recurrent_flops(x, [item for item in rest[:4] if isinstance(item, torch.Tensor)])
+
+    counters: dict[Any, Any] = {torch.ops.aten._cudnn_rnn: cudnn, torch.ops.aten.mkldnn_rnn_layer: mkldnn}
+    for counter in counters.values():
+        counter._get_raw = True  # tensors, not shapes
+    return counters
+
+
+def _recurrent_flops(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> int:
+    """Every weight matrix is applied once for each step of each sequence: ``x`` is (*steps, features)."""
+    return 2 * (x.numel() // x.shape[-1]) * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
 
 def tf32_peak(device: str) -> float:
