@@ -60,7 +60,8 @@ def _recurrent() -> dict[Any, Any]:
 
 def _recurrent_flops(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> int:
     """Every weight matrix is applied once for each step of each sequence: ``x`` is (*steps, features)."""
-    return 2 * (x.numel() // x.shape[-1]) * sum(weight.numel() for weight in weights if weight.dim() == 2)
+    steps = x.numel() // x.shape[-1]
+    return int(2 * steps * sum(weight.numel() for weight in weights if weight.dim() == 2))
 
 
 def tf32_peak(device: str) -> float:
