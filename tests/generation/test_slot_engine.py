@@ -101,6 +101,33 @@ def test_the_next_turn_feeds_only_what_is_new(engine: SlotEngine, model: Any) ->
     assert list(second.ids) == greedy_ids(model, second_prompt, 10)
 
 
+def test_a_prompt_that_another_has_is_copied_and_both_go_on(engine: SlotEngine, model: Any) -> None:
+    """Two samples of one prompt, the second while the first is under way; then the first one's next turn."""
+    prompt = PROMPTS[3]
+    asked = [request(prompt, max_tokens=12, seed=5), request(prompt, max_tokens=12, temperature=0.0)]
+    first, second = engine.generate(asked)
+    assert (first.num_reused, second.num_reused) == (0, len(prompt) - 1)
+    assert engine.use.num_fed == len(prompt) + 1
+    assert list(second.ids) == greedy_ids(model, prompt, 12)
+    expected = full_logprobs(model, prompt, first.ids)
+    torch.testing.assert_close(torch.tensor(first.logprobs), expected, rtol=0, atol=1e-4)
+    again = (*prompt, *first.ids, 9)
+    (turn,) = engine.generate([request(again, max_tokens=8, temperature=0.0)])
+    assert turn.num_reused == len(prompt) + 11
+    assert list(turn.ids) == greedy_ids(model, again, 8)
+
+
+def test_a_third_sample_takes_no_turn_from_the_first(model: Any) -> None:
+    engine = SlotEngine(model, num_slots=2, length=96)
+    first = engine.generate([request(PROMPTS[3], max_tokens=6, seed=5)])[0]
+    engine.generate([request(PROMPTS[3], max_tokens=6, seed=6)])  # first is idle: copied from, not taken
+    again = (*PROMPTS[3], *first.ids, 9)
+    (turn,) = engine.generate([request(again, max_tokens=8, temperature=0.0)])
+    engine.close()
+    assert turn.num_reused == len(PROMPTS[3]) + 5
+    assert list(turn.ids) == greedy_ids(model, again, 8)
+
+
 def test_idle_slots_keep_what_they_hold_while_others_decode(engine: SlotEngine, model: Any) -> None:
     first = engine.generate([request(PROMPTS[3], max_tokens=4, temperature=0.0)])[0]
     engine.generate([request(PROMPTS[0], max_tokens=40, seed=1)])  # in the other slot

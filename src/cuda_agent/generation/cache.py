@@ -58,6 +58,11 @@ class SlotCache(Cache):  # type: ignore[misc]
         values[one, :, self._start : self._end] = value_states
         return keys[one, :, : self._end], values[one, :, : self._end]
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give a slot the first ``length`` keys and values of another."""
+        for tensor in (*self.keys, *self.values):
+            tensor[target, :, :length] = tensor[source, :, :length]
+
     def free(self) -> None:
         """Let go of the memory; no pass may follow."""
         self.keys, self.values = [], []

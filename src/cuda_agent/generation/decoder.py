@@ -84,6 +84,11 @@ class Decoder:
         graph.replay()
         return logits
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give a slot the first ``length`` keys and values of another."""
+        self._cache.copy(source, target, length)
+
     def forget_graphs(self) -> None:
         """Drop captured graphs: another adapter may be active, or weights may lie elsewhere."""
         if self._graphs:

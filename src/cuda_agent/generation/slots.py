@@ -1,8 +1,8 @@
 """Our engine: a fixed number of slots, each refilled as soon as its completion ends.
 
 One thread runs the model; callers of any number queue requests. A finished slot keeps its keys and values,
-and the next request goes where the longest prefix of it still lies: the turns of an episode feed only what is
-new.
+and the next turn of its episode goes there: it feeds only what is new. A prompt that begins as another slot's
+does has the shared part copied.
 """
 
 from __future__ import annotations
@@ -195,18 +195,34 @@ class SlotEngine:
         if not job.future.set_running_or_notify_cancel():
             return
         prompt = job.request.prompt_ids
-        free = [slot for slot in self._slots if slot.job is None]
-        shared = {slot.number: 0 if self._exact else _common(slot.cached, prompt) for slot in free}
-        # Among slots that share nothing of use, the one that nobody used for longest.
-        slot = max(free, key=lambda s: (shared[s.number], -s.last_used))
-        job.num_reused = min(shared[slot.number], len(prompt) - 1)  # the last is fed: its logits are wanted
+        slot, donor, shared = self._choose(prompt)
+        job.num_reused = min(shared, len(prompt) - 1)  # the last is fed: its logits are wanted
         slot.job, slot.cached, slot.last_used = job, [], next(self._clock)
+        if donor is not slot:
+            self._decoder.copy(donor.number, slot.number, job.num_reused)
         new = prompt[job.num_reused :]
         logits = self._decoder.prefill(slot.number, job.num_reused, new)
         self.use.num_fed += len(new)
         self.use.num_reused += job.num_reused
         slot.cached = list(prompt)
         self._take([slot], logits[None])
+
+    def _choose(self, prompt: Sequence[int]) -> tuple[_Slot, _Slot, int]:
+        """A free slot for a prompt, the slot that holds the longest prefix of it, and that prefix's length.
+
+        The slot of the turn before, if it is free; else the one that nobody used for longest. So a prompt
+        that others began with is copied from them, and their own next turns still find what they need.
+        """
+        free = [slot for slot in self._slots if slot.job is None]
+        slot = min(free, key=lambda s: s.last_used)
+        if self._exact:
+            return slot, slot, 0
+        shared = {slot.number: _common(slot.cached, prompt) for slot in self._slots}
+        continued = [s for s in free if s.cached and shared[s.number] == len(s.cached)]
+        if continued:
+            slot = max(continued, key=lambda s: shared[s.number])
+        donor = max(self._slots, key=lambda s: (shared[s.number], s is slot))
+        return slot, donor, shared[donor.number]
 
     def _decode(self) -> None:
         active = [slot for slot in self._slots if slot.job is not None]
