@@ -34,6 +34,7 @@ def root(
     synth_commands.run(preset=preset, out=out)
 
 
+synth.command()(synth_commands.mine)
 synth.command()(synth_commands.compose)
 synth.command("filter")(synth_commands.filter_)
 synth.command()(synth_commands.dedupe)

@@ -44,6 +44,36 @@ AgainstOption = Annotated[
 RandomOption = Annotated[int, typer.Option("--seed", help="Of all random choices.")]
 
 
+def mine(
+    only: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATTERN", help="Ids to try, as 'torch.nn.*Pool*'; else all."),
+    ] = None,
+    *,
+    out: OutOption = DEFAULT_OUT,
+    source: Annotated[str, typer.Option("--source", help="Library to mine: torch, or all.")] = "all",
+    workers: WorkersOption = None,
+    limit_s: Annotated[float, typer.Option("--limit", min=1, help="Seconds for one operator.")] = 90.0,
+) -> None:
+    """Walk the installed libraries and try every operator until its rules are known."""
+    import os
+
+    from cuda_agent.synthesis.mine.sources import wanted
+    from cuda_agent.synthesis.stages.mine_stage import Mining, run_mine
+
+    folder = _folder(out)
+    subjects = wanted(source, only or ())
+    mining = Mining(workers or len(os.sched_getaffinity(0)), limit_s)
+    with progress("mined", len(subjects)) as step:
+        counts = run_mine(folder, subjects, mining, on_subject=step)
+    print(
+        f"{counts['seed']} seeds in {folder.seeds}, {counts.total() - counts['seed']} operators without one"
+    )
+    for reason, number in counts.most_common():
+        if reason != "seed":
+            print(f"  {reason}: {number}")
+
+
 def compose(
     *,
     count: Annotated[int, typer.Option("--count", min=1, help="Tasks in the folder afterwards.")] = 100,

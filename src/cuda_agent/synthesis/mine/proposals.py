@@ -12,7 +12,7 @@ from cuda_agent.synthesis.seed_rules import Value
 
 BASE = (4, 12, 8, 10, 6)
 """Sizes of an input's dimensions, first to last; multiples of 2, so that halves and groups work."""
-SIZES = (12, 8, 24, 16, 20)
+SIZES = (24, 32, 48, 40, 20)
 """Sizes that constructors take, in the order of their arguments."""
 NEW = 14
 """A size that nothing else has."""
@@ -23,7 +23,7 @@ _SIZE_NAME = re.compile(
 )
 _NOT_SIZE = re.compile(r"(?i)(kernel_size|output_size|patch_size|split_size|win_|window)")
 _INTS: tuple[tuple[str, tuple[int, ...]], ...] = (
-    (r"(?i)(^|_)dims?\d*$|axis|axes|destination|source", (-1, 1, 0, 2, -2)),
+    (r"(?i)(^|_)dims?\d*$|axis|axes|destination|source", (-1, 1, -2, 0)),
     (r"(?i)kernel|window|patch", (3, 2, 5)),
     (r"(?i)stride|padding|dilation|offset|shifts|diagonal|start", (1, 2, 0)),
     (r"(?i)heads|groups|experts", (4, 2)),
@@ -40,13 +40,20 @@ def is_size(parameter: Parameter) -> bool:
     return fit and bool(_SIZE_NAME.search(parameter.name)) and not _NOT_SIZE.search(parameter.name)
 
 
+def is_axis(parameter: Parameter) -> bool:
+    """Whether a number is one that picks a dimension, by its name."""
+    return bool(re.search(r"(?i)^(dims?|axis|axes)$", parameter.name))
+
+
 def values(parameter: Parameter, doc: str) -> tuple[Value, ...]:
     """Values to try for a parameter, its default aside.
 
     Args:
-        parameter: no tensor.
+        parameter: any; a tensor that a constructor may be given is left out.
         doc: documentation of the operator, for the words it takes.
     """
+    if parameter.is_tensor:
+        return ()
     if parameter.literals:
         return parameter.literals
     return _BY_KIND[parameter.kind](parameter, doc)
@@ -54,7 +61,7 @@ def values(parameter: Parameter, doc: str) -> tuple[Value, ...]:
 
 def _ints(parameter: Parameter, _: str) -> tuple[Value, ...]:
     if is_size(parameter):
-        return (12, 8)
+        return SIZES[:2]
     found = next((v for pattern, v in _INTS if re.search(pattern, parameter.name)), _ANY_INT)
     if isinstance(parameter.default, int) and not isinstance(parameter.default, bool):
         near = (parameter.default + 1, parameter.default + 2)
@@ -170,16 +177,18 @@ def first_shapes(rank: int, sizes: Sequence[int]) -> list[Shape]:
     return list(found)
 
 
-def next_shapes(before: Sequence[Shape], sizes: Sequence[int]) -> list[Shape]:
+def next_shapes(before: Sequence[Shape], sizes: Sequence[int], *, weight: bool = False) -> list[Shape]:
     """Shapes of an input, given those of the inputs before it.
 
     Args:
         before: shapes of earlier inputs, the first at least.
         sizes: numbers among the options.
+        weight: it is the weight of a product or convolution, by its name.
     """
     first = before[0]
     rank = len(first)
-    found: dict[Shape, None] = {first: None}
+    found: dict[Shape, None] = dict.fromkeys(_weights(first)) if weight else {}
+    found[first] = None
     for shape in before[1:]:
         found[shape] = None
     found[first[:-1]] = None
@@ -194,6 +203,16 @@ def next_shapes(before: Sequence[Shape], sizes: Sequence[int]) -> list[Shape]:
             found[(first[0], size, *first[2:])] = found[(first[0], size)] = None
     found[()] = None
     return list(found)
+
+
+def _weights(first: Shape) -> list[Shape]:
+    if len(first) < 2:
+        return []
+    window = (3,) * (len(first) - 2)
+    found: list[Shape] = [(NEW, first[-1])]
+    if window:
+        found += [(NEW, first[1], *window), (first[1], NEW, *window)]
+    return found
 
 
 def _related(first: Shape) -> list[Shape]:
@@ -224,23 +243,25 @@ def _related(first: Shape) -> list[Shape]:
     ]
 
 
-def shape_combos(rank: int, num_inputs: int, sizes: Sequence[int], limit: int) -> Iterator[tuple[Shape, ...]]:
+def shape_combos(
+    rank: int, weights: Sequence[bool], sizes: Sequence[int], limit: int
+) -> Iterator[tuple[Shape, ...]]:
     """Shapes of all inputs, simplest combinations first.
 
     Args:
         rank: of the first input.
-        num_inputs: at least one.
+        weights: for each input, whether it is a weight by its name; one at least.
         sizes: numbers among the options.
         limit: number of combinations.
     """
     rows: list[tuple[int, tuple[Shape, ...]]] = [
         (cost, (shape,)) for cost, shape in enumerate(first_shapes(rank, sizes))
     ]
-    for _ in range(num_inputs - 1):
+    for weight in weights[1:]:
         grown = [
             (cost + extra, (*shapes, shape))
             for cost, shapes in rows
-            for extra, shape in enumerate(next_shapes(shapes, sizes))
+            for extra, shape in enumerate(next_shapes(shapes, sizes, weight=weight))
         ]
         rows = sorted(grown, key=lambda row: row[0])[: max(limit, 200)]
     yield from (shapes for _, shapes in rows[:limit])
@@ -257,6 +278,7 @@ _REFINED = (
     Law.TRIANGULAR,
 )
 _BY_WORDS: tuple[tuple[str, Law], ...] = (
+    (r"(?i)class (ind(ex|ices)|label)", Law.INTEGERS),
     (r"log[- ]probabilit", Law.LOG_PROBABILITIES),
     (r"(?<![\w])(1 or -1|-1 or 1|1 and -1|-1 and 1|1 or :math:`-1|:math:`-1`|\+1)", Law.SIGNS),
     (r"probabilit", Law.PROBABILITIES),
@@ -279,6 +301,8 @@ _BY_NAME: tuple[tuple[str, Law], ...] = (
 
 def hinted_laws(parameter: Parameter, doc: str) -> tuple[Law, ...]:
     """Laws that the documentation of an argument, or its name, speaks of."""
+    if parameter.name == "weight":
+        return ()
     text = _paragraph(parameter.name, doc)
     words = [law for pattern, law in _BY_WORDS if re.search(pattern, text)]
     named = [law for pattern, law in _BY_NAME if re.search(pattern, parameter.name)]

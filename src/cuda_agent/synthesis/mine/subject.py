@@ -18,10 +18,9 @@ class Subject:
     """One operator.
 
     Attributes:
-        target: as code spells it (``nn.Conv2d``, ``torch.cumsum``, ``Tensor.unfold``).
+        target: as code spells it (``nn.Conv2d``, ``torch.cumsum``).
         function: the class of the module, or the function.
         is_module: ``function`` constructs a module; else it computes.
-        is_method: of a tensor.
         hyper: parameters that are no tensors.
         tensors: parameters that are, in the order of the call.
         order: names of all parameters of a function's call, in order.
@@ -31,7 +30,6 @@ class Subject:
     target: str
     function: Callable[..., Any]
     is_module: bool
-    is_method: bool = False
     hyper: tuple[Parameter, ...] = ()
     tensors: tuple[Parameter, ...] = ()
     order: tuple[Parameter, ...] = ()

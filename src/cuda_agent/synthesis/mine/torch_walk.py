@@ -30,6 +30,8 @@ class Unfit(StrEnum):
 
     CONTAINER = "a container or base class"
     IN_PLACE = "the in-place form of another"
+    UNDOCUMENTED = "no documentation: not meant to be called"
+    METHOD = "a method of tensors"
     NO_TENSOR = "takes no tensor"
     NO_SIGNATURE = "no signature to read"
     OTHER_ARGUMENT = "needs an argument that is neither a tensor nor a plain value"
@@ -40,7 +42,7 @@ class Name:
     """A public name.
 
     Attributes:
-        id: full dotted name; an overload's name after a colon.
+        id: full dotted name.
         target: as code spells it.
         function: what it names.
         prefix: of the operator's schema.
@@ -86,8 +88,8 @@ def _is_operator(space: Any, key: str, value: Any) -> bool:
 _OWN = ("torch.functional", "torch.nn.functional", "torch._jit_internal", "torch._lobpcg", "torch._lowrank")
 
 
-def subjects(name: Name) -> list[tuple[str, Subject]] | Unfit:
-    """The subjects of a name, one for each overload of the operator, by id.
+def subjects(name: Name) -> list[Subject] | Unfit:
+    """The subjects of a name, one for each overload of the operator; the usual one first.
 
     Args:
         name: a public name.
@@ -97,21 +99,23 @@ def subjects(name: Name) -> list[tuple[str, Subject]] | Unfit:
         return _module(name)
     if short.endswith("_"):
         return Unfit.IN_PLACE
-    found = [(suffix, s) for suffix, s in _variants(name) if s is not None]
-    fit = [(suffix, s) for suffix, s in found if s.tensors]
+    if name.target.startswith("Tensor."):
+        return Unfit.METHOD
+    if not (getattr(name.function, "__doc__", "") or "").strip():
+        return Unfit.UNDOCUMENTED
+    found = [subject for subject in _variants(name) if subject is not None]
+    fit = [subject for subject in found if subject.tensors]
     if not fit:
         return Unfit.NO_TENSOR if found else Unfit.NO_SIGNATURE
-    usable = [(suffix, s) for suffix, s in fit if _is_usable(s)]
-    if not usable:
-        return Unfit.OTHER_ARGUMENT
-    return [(name.id + (f":{suffix}" if suffix else ""), s) for suffix, s in usable]
+    usable = [subject for subject in fit if _is_usable(subject)]
+    return usable or Unfit.OTHER_ARGUMENT
 
 
 def _is_usable(subject: Subject) -> bool:
     return not any(p.required and p.kind is Kind.OTHER for p in (*subject.hyper, *subject.tensors))
 
 
-def _module(name: Name) -> list[tuple[str, Subject]] | Unfit:
+def _module(name: Name) -> list[Subject] | Unfit:
     cls = name.function
     if cls.forward is nn.Module.forward or cls.__module__.endswith(("container", "lazy")) or _is_lazy(cls):
         return Unfit.CONTAINER
@@ -128,7 +132,7 @@ def _module(name: Name) -> list[tuple[str, Subject]] | Unfit:
     subject = Subject(
         name.target, cls, True, hyper=_options(hyper), tensors=tensors, doc=inspect.getdoc(cls) or ""
     )
-    return [(name.id, subject)] if _is_usable(subject) else Unfit.OTHER_ARGUMENT
+    return [subject] if _is_usable(subject) else Unfit.OTHER_ARGUMENT
 
 
 def _untyped(parameter: Parameter, kind: Kind) -> Parameter:
@@ -161,10 +165,10 @@ def _nothing() -> None:
     """A constructor without arguments."""
 
 
-def _variants(name: Name) -> Iterator[tuple[str, Subject | None]]:
+def _variants(name: Name) -> Iterator[Subject | None]:
     function = name.function
     if (parameters := _signature(function)) is not None:
-        yield "", _of_parameters(name, parameters)
+        yield _of_parameters(name, parameters)
         return
     own = name.id.rpartition(".")[2]
     operators = {name.prefix + own: None, getattr(function, "__name__", own): None}
@@ -175,10 +179,8 @@ def _variants(name: Name) -> Iterator[tuple[str, Subject | None]]:
         if parameters is not None and any(p.is_tensor for p in parameters) and not schema.is_mutable:
             found.append((schema.overload_name, parameters))
     found = sorted(_distinct(found), key=lambda item: item[0] != "")
-    if not found:
-        yield "", None
-    for index, (overload, parameters) in enumerate(found):
-        yield "" if index == 0 else overload, _of_parameters(name, parameters)
+    for _, parameters in found:
+        yield _of_parameters(name, parameters)
 
 
 def _signature(function: Any) -> tuple[Parameter, ...] | None:
@@ -217,7 +219,6 @@ def _of_parameters(name: Name, parameters: tuple[Parameter, ...]) -> Subject:
         name.target,
         name.function,
         False,
-        is_method=name.target.startswith("Tensor."),
         hyper=_options(tuple(p for p in typed if not p.is_tensor)),
         tensors=tuple(p for p in typed if _is_input(p)),
         order=typed,

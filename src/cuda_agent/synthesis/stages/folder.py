@@ -47,6 +47,11 @@ class SynthFolder:
         return self.path / "seeds.jsonl"
 
     @property
+    def unfit(self) -> Path:
+        """Operators that gave no seed: ``{"id", "reason"}``."""
+        return self.path / "unfit.jsonl"
+
+    @property
     def composed(self) -> Path:
         """Composed tasks: ``{"number", "record"}``."""
         return self.path / "composed.jsonl"
