@@ -47,6 +47,8 @@ class TaskError(CudaAgentError):
 class WorkspaceError(CudaAgentError):
     """A workspace lacks a file, or holds something it must not."""
 
+    exit_code = 2
+
 
 class ToolchainError(CudaAgentError):
     """A compiler, build tool or header that the backend needs is missing."""

@@ -148,7 +148,7 @@ def test_bad_workspaces_name_what_is_missing(argv, words, tmp_path, monkeypatch,
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "model_new.py").write_text("class ModelNew: pass\n")
     monkeypatch.chdir(tmp_path)
-    assert main.run(argv) == 1
+    assert main.run(argv) == 2
     out, err = capsys.readouterr()
     assert words in err
     assert err.startswith("cuda-agent: ") and err.count("\n") == 1
@@ -221,3 +221,25 @@ def test_a_cache_that_cannot_be_written_leaves_no_folder(tmp_path):
     done = run("optimize", "task.py", "--device", "cpu", "--out", "out", cwd=tmp_path, env=env)
     assert "CUDA_AGENT_CACHE" in one_line(done, done.returncode) and done.returncode not in (0, 70)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("group", ["models", "train", "synth"])
+def test_a_group_alone_shows_its_commands(group, capsys):
+    assert main.run([group]) == 0
+    assert f"Usage: cuda-agent {group} [OPTIONS] COMMAND" in capsys.readouterr().out
+
+
+def test_the_hint_names_the_command_that_was_called(capsys):
+    assert main.run(["optimize", "x.py", "--device", "gpu"]) == 2
+    said = capsys.readouterr().err
+    assert "'--device': 'gpu' is not one of" in said
+    assert said.endswith("(see cuda-agent optimize --help)\n")
+
+
+@pytest.mark.parametrize("argv", [["judge"], ["explain"], ["compare", "nowhere"], ["rejudge"], ["export"]])
+def test_a_folder_that_is_not_there_is_bad_usage(argv, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.run([*argv, "nowhere"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "nowhere" in said and "Name " in said
+    assert not list(tmp_path.iterdir())

@@ -38,7 +38,18 @@ def expected_tokens(endpoint):
 
 def test_tokens_and_costs_are_summed_and_a_lost_attempt_is_made_again(command, tiny_set, endpoint):
     argv = ["eval", str(tiny_set), "--policy", "chat:m", "--base-url", endpoint.url, "--device", "cpu"]
-    argv += ["--out", "out", "--jobs", "2", "--max-retries", "0", "--price-in", "2", "--price-out", "10"]
+    argv += [
+        "--out",
+        "out",
+        "--jobs",
+        "2",
+        "--max-retries",
+        "0",
+        "--prompt-price",
+        "2",
+        "--completion-price",
+        "10",
+    ]
     out, err = command(*argv, "--no-admission", code=1)
     assert "1 attempts were lost by our own side" in err and "--resume" in err
     folder = EvalFolder.open(command.folder / "out")

@@ -12,6 +12,7 @@ import pytest
 from cuda_agent.errors import UsageError
 from cuda_agent.rl.config_file import load_config, parse_config
 from cuda_agent.rl.plan import ModelSize, memory_gib, phases, plan_text, slots_gib
+from cuda_agent.rl.stage_data import same_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # arXiv 2602.24286, sections 3 and 4: everything that is stated there and has a setting here.
@@ -140,3 +141,13 @@ def test_plan_runs_without_torch_and_without_a_model() -> None:
     assert done.returncode == 0, done.stderr
     assert "deviations from the paper" in done.stdout
     assert plan_text(load_config(CONFIGS / "small.toml")).splitlines()[0].startswith("phase")
+
+
+def test_a_run_may_be_reconfigured_until_a_stage_has_begun(tmp_path: Path) -> None:
+    first, second = (parse_config({"model": {"path": path}}) for path in ("nowhere", "model"))
+    same_config(first, tmp_path / "config.json")
+    same_config(second, tmp_path / "config.json")
+    (tmp_path / "warmup").mkdir()
+    same_config(second, tmp_path / "config.json")
+    with pytest.raises(UsageError, match=r"another configuration: model\.path\. Name a new --out"):
+        same_config(first, tmp_path / "config.json")

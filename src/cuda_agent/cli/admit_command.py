@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cuda_agent.cli.eval_options import IdsOption, LevelsOption, LimitOption
 from cuda_agent.cli.options import DeviceOption, GpuOption, JsonOption, PrecisionOption, TrackOption
 from cuda_agent.config import Device, JudgeConfig, Precision, Track
 
@@ -38,11 +39,9 @@ def admit(
     track: TrackOption = Track.MATCHED,
     precision: PrecisionOption = Precision.DEFAULT,
     gpu: GpuOption = 0,
-    level: Annotated[list[int] | None, typer.Option(help="Only this level; may be repeated.")] = None,
-    id_: Annotated[
-        list[str] | None, typer.Option("--id", help="Only this task (level1/19); may be repeated.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many tasks.")] = None,
+    levels: LevelsOption = None,
+    ids: IdsOption = None,
+    limit: LimitOption = None,
     shrink_batch: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Try copies whose leading sizes are cut to N.")
     ] = None,
@@ -61,9 +60,10 @@ def admit(
     """Tell tasks that zeros, a constant, a stale output, other weights or the input itself would solve."""
     from cuda_agent.backends import resolve_device
     from cuda_agent.judge.admission_set import admit_all
+    from cuda_agent.tasks.selection import parse_ids, parse_levels
 
     config = JudgeConfig(device=resolve_device(device), track=track, precision=precision, gpu=gpu)
-    entries = _entries(source, levels=level or (), ids=id_ or (), limit=limit)
+    entries = _entries(source, levels=parse_levels(levels), ids=parse_ids(ids), limit=limit)
     rows: list[Row] = []
     found = admit_all(
         entries, config, shrink=shrink_batch, limit_s=time_limit, out=out, retry=retry, say=_say

@@ -27,8 +27,12 @@ SingleTurnOption = Annotated[
 JobsOption = Annotated[
     int | None, typer.Option(min=1, help="How many at once; timed parts run one at a time.")
 ]
-PriceInOption = Annotated[float | None, typer.Option(min=0.0, help="USD per million prompt tokens.")]
-PriceOutOption = Annotated[float | None, typer.Option(min=0.0, help="USD per million completion tokens.")]
+PriceInOption = Annotated[
+    float | None, typer.Option("--prompt-price", min=0.0, help="USD per million prompt tokens.")
+]
+PriceOutOption = Annotated[
+    float | None, typer.Option("--completion-price", min=0.0, help="USD per million completion tokens.")
+]
 MaxTurnsOption = Annotated[int, typer.Option(min=1, help="Turn limit of an attempt.")]
 MaxContextOption = Annotated[int, typer.Option(min=1, help="Context limit, tokens.")]
 TimeLimitOption = Annotated[float | None, typer.Option(help="Limit of an attempt, seconds.")]

@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except _ClickException as error:
-        return _fail(f"{_message(error)} (see cuda-agent --help)", 2)
+        return _fail(f"{_message(error)} (see {_command(error)} --help)", 2)
     except Exception as error:  # noqa: BLE001  the one capture point
         return _fail(_defect(error, argv), EXIT_DEFECT)
     if code == EXIT_INTERRUPTED:
@@ -84,7 +84,12 @@ def _fail(text: str, code: int) -> int:
 
 def _message(error: BaseException) -> str:
     formatted: str = error.format_message()  # type: ignore[attr-defined]
-    return formatted.strip().rstrip(".")
+    return formatted.replace(": Value error, ", ": ").strip().rstrip(".")
+
+
+def _command(error: BaseException) -> str:
+    """The command that was called, as typed."""
+    return getattr(getattr(error, "ctx", None), "command_path", "cuda-agent")
 
 
 def _defect(error: Exception, argv: Sequence[str]) -> str:

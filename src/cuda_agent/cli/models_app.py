@@ -9,7 +9,14 @@ from typing import Annotated
 
 import typer
 
-models = typer.Typer(help="Models on this machine: fetch, list, export.", no_args_is_help=True)
+models = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+
+
+@models.callback()
+def root(context: typer.Context) -> None:
+    """Models on this machine: fetch, list, export."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @models.command("fetch")

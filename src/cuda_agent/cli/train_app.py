@@ -10,12 +10,17 @@ from typing import Annotated
 
 import typer
 
-train = typer.Typer(
-    help="Train a model: sft, warmup, collect, rft, value, ppo, or all of them.", no_args_is_help=True
-)
+train = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="A .toml such as configs/small.toml.")]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder of the run; continued where it is.")]
+
+
+@train.callback()
+def root(context: typer.Context) -> None:
+    """Train a model: sft, warmup, collect, rft, value, ppo, or all of them."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @train.command("sft")

@@ -78,6 +78,8 @@ def rejudge(root: Path, asked: Asked, *, scorer: Scorer | None = None) -> list[R
     Raises:
         UsageError: no such run, or its tasks are gone.
     """
+    if not (root / "config.json").is_file():
+        raise UsageError(f"{root} is no run", "Name a run of cuda-agent train (--out).")
     config = read_json(root / "config.json")
     asked = replace(asked, before=RewardKind(config["judge"]["reward"]))
     path = root / "rejudged" / f"{asked.name}.jsonl"

@@ -78,13 +78,13 @@ def against_task_means(
 
 
 def same_config(config: TrainConfig, path: Path) -> None:
-    """Write the resolved configuration, or hold it against the one that is there.
+    """Write the resolved configuration, or hold it against that of a run with a stage begun.
 
     Raises:
         UsageError: they differ in what decides the numbers.
     """
     now = json.loads(json.dumps(config.to_dict()))
-    if path.is_file():
+    if path.is_file() and any(child.is_dir() for child in path.parent.iterdir()):
         before = read_json(path)
         changed = [
             f"{name}.{key}"
