@@ -40,7 +40,7 @@ def gnu() -> bool:
     return cxx is not None and "Free Software Foundation" in toolchain.compiler_version(cxx)
 
 
-pytestmark = pytest.mark.skipif(not gnu(), reason="precompiled headers are GCC's")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not gnu(), reason="precompiled headers are GCC's")]
 
 
 def binding(head: str, value: str) -> Snapshot:

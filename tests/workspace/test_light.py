@@ -50,6 +50,7 @@ def test_other_parameters_are_refused_by_name(parameter):
         find_kernels({"kernels/a.cu": source})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(toolchain.find_cuda() is None, reason="no CUDA compiler here")
 def test_the_written_binding_builds_and_passes_the_scan(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_AGENT_ARCH", os.environ.get("CUDA_AGENT_ARCH", "sm_90"))
