@@ -10,7 +10,7 @@ from cuda_agent.result import Result, Stage, Times, Violation, ViolationKind
 from cuda_agent.runs.ledger import Ledger
 from cuda_agent.runs.run_folder import RunFolder, write_text
 from cuda_agent.runs.settings import OptimizeSettings
-from cuda_agent.runs.summary import Outcome, format_times, summary_text, table_row, verdict
+from cuda_agent.runs.summary import Outcome, format_times, reasons, summary_text, table_row, verdict
 from cuda_agent.task import Task
 from cuda_agent.trajectory import Ending
 from cuda_agent.workspace.snapshot import Snapshot
@@ -102,6 +102,17 @@ def test_a_run_folder_is_never_overwritten(tmp_path, monkeypatch):
         RunFolder.create(tmp_path / "file", "t")
 
 
+def test_only_a_run_is_offered_to_be_resumed(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("")
+    with pytest.raises(UsageError) as caught:
+        RunFolder.create(tmp_path / "mine", "t")
+    assert "--resume" not in str(caught.value)
+    RunFolder.create(tmp_path / "run", "t").save_settings({})
+    with pytest.raises(UsageError, match="or continue it with --resume"):
+        RunFolder.create(tmp_path / "run", "t")
+
+
 def test_settings_task_and_result_come_back(tmp_path):
     folder = RunFolder.create(tmp_path / "run", "t")
     with pytest.raises(UsageError, match="no run"):
@@ -161,6 +172,14 @@ def test_times_read_as_numbers_with_units():
 def test_verdicts_in_words(result, words):
     assert verdict(result) == words
     assert table_row("t", result)[6] == words
+
+
+def test_a_reason_is_told_once():
+    why = Violation(ViolationKind.TIME_MANIPULATION, "less than half of the time")
+    result = Result(
+        stage=Stage.PROFILE, correct=False, violations=(why,), detail="less than half of the time\nmore"
+    )
+    assert reasons(result) == ["time_manipulation: less than half of the time", "more"]
 
 
 def test_the_summary_says_what_happened(tmp_path):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from cuda_agent.task import Task
 
 _POLL_S = 0.5
+_UNVERIFIED = (
+    "the reference is the workspace's own model.py, which its author may have changed; name yours by --task"
+)
 
 
 def judge(
@@ -51,7 +54,7 @@ def judge(
         _watch(workspace, reference, config, pool=pool, as_json=json_)
         return
     result = _judge(workspace, reference, config, pool)
-    _show(result, as_json=json_)
+    _show(workspace, result, as_json=json_)
     if result.infrastructure is not None:
         # The object is on stdout; the line on stderr and the exit code say that it holds no verdict.
         raise InfrastructureError(f"no verdict: {result.infrastructure.rstrip('.')}", "Judge again.")
@@ -69,15 +72,16 @@ def _judge(workspace: Path, task: Task | None, config: JudgeConfig, pool: str) -
     )
 
 
-def _show(result: Result, *, as_json: bool) -> None:
+def _show(workspace: Path, result: Result, *, as_json: bool) -> None:
     from cuda_agent.cli.progress import print_table
     from cuda_agent.runs.summary import reasons, table_row
 
     if as_json:
         sys.stdout.write(result.to_json() + "\n")
     else:
-        print_table([table_row("workspace", result)])
-        for line in [*reasons(result), *(f"note: {note}" for note in result.notes)]:
+        print_table([table_row(workspace.resolve().name, result)])
+        notes = result.notes if result.reference == "task" else (_UNVERIFIED, *result.notes)
+        for line in [*reasons(result), *(f"note: {note}" for note in notes)]:
             sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -90,7 +94,7 @@ def _watch(workspace: Path, task: Task | None, config: JudgeConfig, *, pool: str
         if state != last:
             last = state
             try:
-                _show(_judge(workspace, task, config, pool), as_json=as_json)
+                _show(workspace, _judge(workspace, task, config, pool), as_json=as_json)
             except CudaAgentError as error:
                 print(f"cuda-agent: {error}", file=sys.stderr, flush=True)
             print(f"watching {workspace} (Ctrl-C ends)", file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ import torch
 
 from cuda_agent.backends.base import DeviceFacts
 from cuda_agent.config import Scope, Track
+from cuda_agent.errors import InfrastructureError
 from cuda_agent.judge import exchange, probes
 from cuda_agent.judge.bandwidth import least_us
 from cuda_agent.judge.baseline import MAX_DRIFT, BaselineCache, Compiler
@@ -25,6 +26,7 @@ from cuda_agent.judge.bystanders import Watch
 from cuda_agent.judge.channel import MAX_TEXT
 from cuda_agent.judge.evidence import CaseSamples, foreign_compute, manipulation
 from cuda_agent.judge.exchange import Block
+from cuda_agent.judge.host_load import host_load
 from cuda_agent.judge.profile import Profiler, TimedOutputWrong
 from cuda_agent.judge.reference import Drawn, Reference
 from cuda_agent.judge.undisturbed import undisturbed
@@ -42,6 +44,8 @@ Say = Callable[[str], None]
 _PERTURBED_DRAWS = 2
 _PUBLIC_TIMING_SHARE = 0.2
 _MOST_SETTINGS = 8
+_BUSY_HOST = 0.25
+"""Share of the processors in the hands of others from which on clocks that disagree prove nothing."""
 _SETTINGS_CHANGED = "the candidate changed settings of PyTorch (put back after each step)"
 
 
@@ -280,10 +284,21 @@ class Attempt:
         return None
 
     def _forged(self, case: int, profile: CaseProfile, budget_s: float) -> Violation | None:
-        """Refused only when a second measurement says the same: a busy machine can fool a clock once."""
+        """Refused only when a second measurement says the same, on a machine that was the judge's own.
+
+        Raises:
+            InfrastructureError: others held the processors meanwhile: no clock says who took the time.
+        """
         if manipulation(profile.samples) is None:
             return None
-        return manipulation(self._measure(case, budget_s, Scope.FULL))
+        with host_load() as load:
+            violation = manipulation(self._measure(case, budget_s, Scope.FULL))
+        if violation is not None and load.others > _BUSY_HOST:
+            raise InfrastructureError(
+                f"others took {load.others:.0%} of the processors while this was timed: no clock holds",
+                "Judge again when the machine is less busy.",
+            )
+        return violation
 
     def _below_floor(self, case: int, profile: CaseProfile, budget_s: float) -> Violation | None:
         """Refused only when a second measurement is below the floor too."""

@@ -27,7 +27,7 @@ _REMEDIES = {
     FailureKind.RANDOM: "Remove the random operator, or make it inactive in eval mode.",
     FailureKind.TOO_LARGE: "Shrink the shapes in get_inputs(), or use a device with more memory.",
     FailureKind.OUT_OF_MEMORY: "Shrink the shapes in get_inputs(), or use a device with more memory.",
-    FailureKind.TASK: "Correct the task file; it must run in eager PyTorch on this device.",
+    FailureKind.TASK: "Correct the task, or --inputs and --init; it must run in eager mode on this device.",
 }
 
 

@@ -135,7 +135,8 @@ def check_free(root: Path | None) -> None:
     if not existing.is_dir():
         raise UsageError(f"{existing} is not a folder", "Name another --out.")
     if filled:
-        raise UsageError(f"{root} is not empty", "Name another --out, or continue it with --resume.")
+        resume = ", or continue it with --resume" if RunFolder(root).settings.is_file() else ""
+        raise UsageError(f"{root} is not empty", f"Name another --out{resume}.")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UsageError(f"cannot write into {existing}", "Name another --out.")
 

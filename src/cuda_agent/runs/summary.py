@@ -93,7 +93,8 @@ def reasons(result: Result) -> list[str]:
         lines.append(f"its process ended: {result.fault}")
     if result.infrastructure is not None:
         lines.append(f"our side failed: {result.infrastructure}")
-    return [*lines, *result.detail.splitlines()]
+    said = " ".join(lines)
+    return [*lines, *(line for line in result.detail.splitlines() if line not in said)]
 
 
 def summary_text(outcome: Outcome) -> str:
