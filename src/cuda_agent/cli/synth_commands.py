@@ -51,7 +51,9 @@ def mine(
     ] = None,
     *,
     out: OutOption = DEFAULT_OUT,
-    source: Annotated[str, typer.Option("--source", help="Library to mine: torch, or all.")] = "all",
+    source: Annotated[
+        str, typer.Option("--source", help="Library to mine: torch, transformers, or all.")
+    ] = "all",
     workers: WorkersOption = None,
     limit_s: Annotated[float, typer.Option("--limit", min=1, help="Seconds for one operator.")] = 90.0,
 ) -> None:

@@ -38,7 +38,7 @@ _PATTERNS: tuple[tuple[Family, str], ...] = (
     (Family.FFT, r"^(r|ir|i|h|ih)?fft|stft|fftshift"),
     (
         Family.LINALG,
-        r"linalg|cholesky|^qr$|^svd|eig|^inv(erse|ex)?$|^det|slogdet|logdet|solve|pinv|lstsq|^lu(factor|unpack)?$|"
+        r"linalg|cholesky|^qr$|^svd|eig|^inv(erse|ex)?$|^det$|slogdet|logdet|solve|pinv|lstsq|^lu(factor|unpack)?$|"
         r"matrixexp|matrixpower|householder|ormqr|geqrf|pinverse|trace$",
     ),
     (Family.RECURRENT, r"lstm|gru(cell)?$|^rnn|recurrent"),
@@ -63,7 +63,7 @@ _PATTERNS: tuple[tuple[Family, str], ...] = (
     (Family.EMBEDDING, r"embed|onehot"),
     (
         Family.INDEXING,
-        r"gather|scatter|index|take|masked|where|select|nonzero|put|bincount|roll|tril|triu|diag",
+        r"gather|scatter|index|take|masked|where|select|nonzero|(?<!in)(?<!out)put|bincount|roll|tril|triu|diag",
     ),
     (
         Family.REDUCTION,

@@ -17,10 +17,12 @@ class Source:
     Attributes:
         ids: of all subjects that a walk finds, in order.
         mine: the seed of one subject; ``Idle`` is raised with the reason where it is none.
+        copies: of seeds that several processes made apart, those that repeat an earlier one: id and reason.
     """
 
     ids: Callable[[], list[str]]
     mine: Callable[[str], Seed]
+    copies: Callable[[Sequence[Seed]], dict[str, str]] = lambda _: {}
 
 
 def _torch_ids() -> list[str]:
@@ -46,7 +48,28 @@ def _torch_mine(id_: str) -> Seed:
     raise reason
 
 
-SOURCES: dict[str, Source] = {"torch": Source(_torch_ids, _torch_mine)}
+def _transformers_ids() -> list[str]:
+    from cuda_agent.synthesis.mine.modelling.walk import class_ids
+
+    return class_ids()
+
+
+def _transformers_mine(id_: str) -> Seed:
+    from cuda_agent.synthesis.mine.modelling.seed import transformers_seed
+
+    return transformers_seed(id_)
+
+
+def _transformers_copies(seeds: Sequence[Seed]) -> dict[str, str]:
+    from cuda_agent.synthesis.mine.modelling.graphs import same_graphs
+
+    return {id_: f"computes what {first} computes" for id_, first in same_graphs(seeds).items()}
+
+
+SOURCES: dict[str, Source] = {
+    "torch": Source(_torch_ids, _torch_mine),
+    "transformers": Source(_transformers_ids, _transformers_mine, _transformers_copies),
+}
 
 
 def wanted(source: str, only: Sequence[str] = ()) -> list[tuple[str, str]]:
@@ -66,6 +89,14 @@ def wanted(source: str, only: Sequence[str] = ()) -> list[tuple[str, str]]:
         raise UsageError(
             f"{source} has no operator {' or '.join(only)}", "Patterns are as 'torch.nn.*Pool*'."
         )
+    return found
+
+
+def copies(seeds: Sequence[Seed]) -> dict[str, str]:
+    """Seeds that repeat an earlier one of their library: id and reason."""
+    found: dict[str, str] = {}
+    for name, source in SOURCES.items():
+        found |= source.copies([seed for seed in seeds if seed.origin == name])
     return found
 
 

@@ -14,6 +14,7 @@ from cuda_agent.judge.processes import WorkerDied, WorkerError, WorkerProcess
 from cuda_agent.sandbox.view import View
 from cuda_agent.synthesis.filters.client import memory_share
 from cuda_agent.synthesis.jsonl import Appender, read_rows
+from cuda_agent.synthesis.mine.sources import copies
 from cuda_agent.synthesis.seed import Seed, read_seeds, write_seeds
 from cuda_agent.synthesis.stages.folder import SynthFolder
 
@@ -86,10 +87,15 @@ def run_mine(
 
 
 def _sort(folder: SynthFolder, subjects: Sequence[Subject]) -> None:
-    """Seeds in the order of the walk, so that two runs give the same file."""
+    """Seeds in the order of the walk, each operator once, so that two runs give the same file."""
     order = {id_: number for number, (_, id_) in enumerate(subjects)}
     found = {seed.id: seed for seed in read_seeds(folder.seeds)}
-    write_seeds(folder.seeds, sorted(found.values(), key=lambda seed: order.get(seed.id, len(order))))
+    seeds = sorted(found.values(), key=lambda seed: order.get(seed.id, len(order)))
+    repeated = copies(seeds)
+    with Appender(folder.unfit) as unfit:
+        for id_, reason in repeated.items():
+            unfit.append({"id": id_, "reason": reason})
+    write_seeds(folder.seeds, (seed for seed in seeds if seed.id not in repeated))
 
 
 def _mined(todo: Sequence[Subject], mining: Mining) -> Iterator[Mined]:

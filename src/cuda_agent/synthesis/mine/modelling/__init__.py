@@ -1,0 +1,1 @@
+"""Seeds from transformers: classes of its modelling files, specialised to plain arguments and tried."""
